@@ -1,58 +1,49 @@
 """Held-out loss of the presets at equal tokens, and their simulated time to the synchronous loss.
 
-    nice python -m benchmarks.simulation.preset_loss --minutes 60
+    nice python -m benchmarks.simulation.preset_loss --minutes 60 --fleets 30
 
 Runs of 4,000 steps of 256 tokens, computed by one process (`sync_methods.Trainer`). Every row has four slots,
 since a batch has four microbatches, and rounds of at most 50 steps, since 500 would be eight rounds. Learning
 rates are tuned on the first seed, the other seeds have the best. A run is kept in build/sync-methods as soon
 as it ends, and its state at each point of its curve, so that a program begun again goes on; `--kept` begins
-none. Time is by throughputs of the simulator (llama-350m, calm), which `--fleets N` measures, N missing ones
-at most. Writes the result `sync-presets`.
+none. `--longer` are lengths of further runs, with the best rate, of the presets of `--longer-presets`: a
+preset that is quick and needs more tokens may have them. `--fleets N` finds throughputs and bytes
+(`preset_fleets`), N missing ones at most. Writes the result `sync-presets` and its picture (`preset_page`),
+with what there is.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from anabranch.config import PipelineSection, RunConfig, with_changes
 from anabranch.data.corpus import Corpus
-from anabranch.net.wan.profile import find_profile
-from anabranch.sim.cluster.scenario import load_scenario
-from anabranch.sim.experiment.run import simulate
-from anabranch.sim.metrics.iteration_metrics import estimate
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.recipes.presets import with_preset
 from anabranch.train.recipes.recipes import recipe_run
 from anabranch.train.stage.outer_step import begin_rounds
 from benchmarks import harness
-from benchmarks.harness import Goal, goal, table
+from benchmarks.simulation import preset_fleets, preset_page
+from benchmarks.simulation.preset_fleets import FLEETS, KEPT, OURS, SYNCHRONOUS
+from benchmarks.simulation.preset_page import Trained
+from benchmarks.simulation.preset_times import Curve, Found, best_rate
 from benchmarks.simulation.sync_methods import Trainer, corpus_of
 
-KEPT = harness.CACHE / "sync-methods"
-SYNCHRONOUS, OURS = "synchronous", "anabranch"
 #: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc, whose losses are equal.
 ROWS = (
     SYNCHRONOUS, OURS, "diloco", "streaming-diloco", "opendiloco", "ravnest", "sparse", "gaia",
 )  # fmt: skip
 MODELS = "llama-tiny", "gpt-tiny"
 SLOTS, MOST_STEPS, POINTS = 4, 50, 20
-
-Curve = list[tuple[int, float]]
-"""(optimizer steps, held-out nats per token)."""
-Found = dict[str, dict[float, dict[int, Curve]]]
-"""Row -> learning rate -> seed -> curve."""
 
 
 def run_file(model: str, row: str, rate: float, seed: int, args: Namespace) -> RunConfig:
@@ -107,76 +98,6 @@ def beginning(path: Path, start: int) -> Path:
     return path.with_name(f"begun-{model}-{size}-{rate}-{seed}-{start}.pt")
 
 
-def best_rate(tried: Mapping[float, Mapping[int, Curve]], seed: int) -> float:
-    """Learning rate with the least loss at the end, on the seed with which rates are tuned."""
-    return min((rate for rate in tried if seed in tried[rate]), key=lambda rate: tried[rate][seed][-1][1])
-
-
-def steps_to(curve: Curve, loss: float) -> float | None:
-    """Steps after which a curve has a loss, linear between its points; None if it never has."""
-    if curve[0][1] <= loss:
-        return float(curve[0][0])
-    for (few, high), (many, low) in pairwise(curve):
-        if low <= loss < high:
-            return few + (many - few) * (high - loss) / (high - low)
-    return None
-
-
-def loss_goal(name: str, ratios: Sequence[float]) -> Goal:
-    """Goal of the loss over that of synchronous steps; open where its interval crosses the limit, and with
-    one seed, which has none."""
-    if len(ratios) < 2:
-        return goal(name, "at most 1.02", f"{ratios[0]:.3f}" if ratios else "not run", None)
-    found = estimate(ratios)
-    held = True if found.mean + found.half <= 1.02 else False if found.mean - found.half > 1.02 else None
-    return goal(name, "at most 1.02", f"{found.mean:.3f} ± {found.half:.3f}", held)
-
-
-_LINES_100 = {"network.up_bps": [100e6], "network.down_bps": [100e6]}
-_EQUAL = {"fleet.device": ["rtx3090"], "fleet.speed": [1.0]} | _LINES_100
-#: Fleet -> scenario, changes of it. None of them has churn.
-FLEETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "volunteers": ("volunteers", {}),
-    "100 Mbit/s": ("volunteers", _EQUAL),
-    "wan10": ("wan10", {}),
-}
-
-
-def fleet_changes(fleet: str, row: str) -> tuple[str, dict[str, Any]]:
-    """Scenario of a row on a fleet, and its changes: every relay has a slot, by the rounds of the preset."""
-    name, changes = FLEETS[fleet]
-    relays = load_scenario(name, changes).fleet.relays
-    changes = changes | {"churn.crash": 0.0, "run.heartbeat_s": 60.0, "run.iterations": 3, "run.warm_up": 1}
-    if row == SYNCHRONOUS:
-        return name, changes | {"fleet.neighbours": relays}
-    part = with_preset(recipe_run("llama-tiny"), row).round
-    whole = {"model.stages": 0, "fleet.neighbours": relays, "fleet.spare": "never"}
-    rounds = {"round.slots": relays, "round.steps": min(part.steps, MOST_STEPS)}
-    codecs = {"round.contributions": part.contributions, "round.results": part.results}
-    return name, changes | whole | rounds | codecs | {"model.microbatches": 16 * relays}
-
-
-def throughput(fleet: str, row: str) -> dict[str, float] | None:
-    """Tokens per virtual second of a row on a fleet, as kept; None if not."""
-    path = KEPT / f"fleet-{fleet.split()[0]}-{row}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def measure(fleet: str, row: str) -> None:
-    """Simulate a row on a fleet, and keep its figures."""
-    name, changes = fleet_changes(fleet, row)
-    scenario = load_scenario(name, changes)
-    outcome = simulate(scenario, find_profile(scenario.network.profile), "auction", 0)
-    if outcome.failure:
-        print(f"{fleet}, {row}: {outcome.failure}", file=sys.stderr, flush=True)
-        return
-    rows = outcome.rows[scenario.run.warm_up :]
-    tokens = scenario.work.tokens * sum(each.microbatches or scenario.model.microbatches for each in rows)
-    found = {"tokens_per_s": tokens / sum(each.seconds for each in rows)}
-    harness.write_whole(KEPT / f"fleet-{fleet.split()[0]}-{row}.json", json.dumps(found).encode())
-    print(f"{fleet}, {row}: {found}", file=sys.stderr, flush=True)
-
-
 def planned(args: Namespace, model: str) -> Iterator[tuple[str, float, int]]:
     """(row, rate, seed) of the runs known so far: rates on the first seed, then seeds by the best."""
     found = read(args, model)
@@ -185,6 +106,21 @@ def planned(args: Namespace, model: str) -> Iterator[tuple[str, float, int]]:
     for row in args.presets:
         if len(found.get(row, {})) == len(args.rates):
             yield from ((row, best_rate(found[row], args.seeds[0]), seed) for seed in args.seeds[1:])
+
+
+def planned_longer(args: Namespace, model: str) -> Iterator[tuple[Namespace, str, float, int]]:
+    """(arguments with the length, row, rate, seed) of the longer runs known so far, with the best rate of the
+    shorter ones."""
+    found = read(args, model)
+    for steps in args.longer:
+        for row in args.longer_presets:
+            if len(found.get(row, {})) == len(args.rates):
+                rate = best_rate(found[row], args.seeds[0])
+                yield from ((_longer(args, steps), row, rate, seed) for seed in args.seeds)
+
+
+def _longer(args: Namespace, steps: int) -> Namespace:
+    return Namespace(**vars(args) | {"steps": steps})
 
 
 def read(args: Namespace, model: str) -> Found:
@@ -204,80 +140,21 @@ def run_missing(args: Namespace, until: float) -> None:
     """Take the runs that were not kept, one after the other, until time is up."""
     for model in args.models:
         while time.time() < until:
-            runs = planned(args, model)
-            missing = next((run for run in runs if not kept(model, *run, args).exists()), None)
+            runs = [(args, *run) for run in planned(args, model)] + [*planned_longer(args, model)]
+            missing = next(((own, run) for own, *run in runs if not kept(model, *run, own).exists()), None)
             if missing is None:
                 break
-            run = run_file(model, *missing, args)
+            own, key = missing
+            run = run_file(model, *key, own)
             KEPT.mkdir(parents=True, exist_ok=True)
-            train(run, corpus_of(run), kept(model, *missing, args), args.windows, until)
+            train(run, corpus_of(run), kept(model, *key, own), args.windows, until)
 
 
-def row_cells(row: str, found: Found, first: int) -> list[str]:
-    """Cells of a row: rates and seeds that were run, loss at the end, over synchronous, and times."""
-    if first not in {seed for tried in found.get(row, {}).values() for seed in tried}:
-        return [row, "not run", "", "", "", *["not run"] * len(FLEETS)]
-    rate = best_rate(found[row], first)
-    curves, ratios = found[row][rate], ratios_of(row, found, first)
-    over = f"{100 * (statistics.mean(ratios) - 1):+.1f} %" if ratios else "–"
-    loss = statistics.mean(curve[-1][1] for curve in curves.values())
-    cells = [row, f"{rate:g} of {len(found[row])}", str(len(curves)), f"{loss:.3f}", over]
-    return cells + [time_cell(fleet, row, found, first) for fleet in FLEETS]
-
-
-def ratios_of(row: str, found: Found, first: int) -> list[float]:
-    """Loss at the end over that of synchronous steps with the same seed, each with its best rate."""
-    if not found.get(row) or not found.get(SYNCHRONOUS):
-        return []
-    base = found[SYNCHRONOUS][best_rate(found[SYNCHRONOUS], first)]
-    curves = found[row][best_rate(found[row], first)]
-    return [curve[-1][1] / base[seed][-1][1] for seed, curve in curves.items() if seed in base]
-
-
-def time_cell(fleet: str, row: str, found: Found, first: int) -> str:
-    """Time to the synchronous run's final loss on a fleet over that of the synchronous run, first seed."""
-    mine, its = throughput(fleet, row), throughput(fleet, SYNCHRONOUS)
-    if not mine or not its or not found.get(SYNCHRONOUS):
-        return "not run"
-    base = found[SYNCHRONOUS][best_rate(found[SYNCHRONOUS], first)][first]
-    steps = steps_to(found[row][best_rate(found[row], first)][first], base[-1][1])
-    if steps is None:
-        return "not reached"
-    return f"{steps / mine['tokens_per_s'] / (base[-1][0] / its['tokens_per_s']):.3f}"
-
-
-def speed_cell(found: Mapping[str, float] | None) -> str:
-    return f"{found['tokens_per_s']:,.0f}" if found else "not run"
-
-
-def write(args: Namespace) -> None:
-    """Write the result with what was kept."""
-    text, goals, data = list[str](), list[Goal](), dict[str, Any]()
-    columns = ["preset", "best rate", "seeds", "held-out loss", "against synchronous",
-               *(f"time, {fleet}" for fleet in FLEETS)]  # fmt: skip
-    for model in args.models:
-        data[model] = found = read(args, model)
-        rows = [row_cells(row, found, args.seeds[0]) for row in args.presets]
-        text.append(f"**{model}**\n\n{table(columns, rows)}")
-        goals.append(loss_goal(f"loss over synchronous, {model}", ratios_of(OURS, found, args.seeds[0])))
-    for fleet in FLEETS:
-        name = f"time to the synchronous loss, anabranch first, {fleet}"
-        goals.append(goal(name, "no preset beats it", "not run", None))
-    speeds = {fleet: {row: throughput(fleet, row) for row in args.presets} for fleet in FLEETS}
-    lines = [[row, *(speed_cell(speeds[fleet][row]) for fleet in FLEETS)] for row in args.presets]
-    text.append(table(["tokens/s, simulated", *FLEETS], lines))
-    head = (
-        f"{args.steps} steps of {SLOTS * args.rows * args.sequence} tokens, fp32, {SLOTS} slots, rounds of "
-        f"at most {MOST_STEPS} steps; the last round may end up to {MOST_STEPS} steps later. "
-        f"{args.windows} held-out windows. *Best rate*: of so many that were run on the first seed. *Time*: "
-        "to the synchronous run's final loss, over the time of that run, first seed; synchronous is the "
-        "pipeline of the fleet. Rounds of the fleets are dense and take no steps ahead, and `ravnest` has "
-        "whole models there: rough for it, `sparse`, `gaia` and `streaming-diloco`. Bytes are not counted, "
-        "nor the time of the synchronous beginning of a run. What says *not run* was not run."
-    )
-    title = "Presets at equal tokens, and their time to the synchronous loss"
-    data["tokens_per_s"] = speeds
-    harness.write("sync-presets", title, "\n\n".join([head, *text]), goals=goals, data=data, dry=args.dry)
+def trained_of(args: Namespace, model: str) -> Trained:
+    """Curves of a model for the page, as they were kept."""
+    longer = {steps: read(_longer(args, steps), model) for steps in args.longer}
+    tokens = SLOTS * args.rows * args.sequence
+    return Trained(model, tokens, args.seeds[0], args.steps, read(args, model), longer)
 
 
 def main() -> int:
@@ -289,18 +166,21 @@ def main() -> int:
     arguments.add_argument("--sequence", type=int, default=64)
     arguments.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments.add_argument("--longer", type=int, nargs="*", default=[], help="steps of longer runs")
+    arguments.add_argument("--longer-presets", nargs="+", default=[OURS], choices=ROWS)
     arguments.add_argument("--windows", type=int, default=64)
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no run later")
     arguments.add_argument("--fleets", type=int, default=0, help="throughputs to measure, at most")
     arguments.add_argument("--kept", action="store_true", help="begin no run")
     args = arguments.parse_args()
     configure(1)
-    pairs = [(fleet, row) for row in args.presets for fleet in FLEETS if throughput(fleet, row) is None]
-    for fleet, row in pairs[: args.fleets]:
-        measure(fleet, row)
+    cells = [(fleet, row) for row in preset_fleets.ROWS for fleet in FLEETS]
+    for fleet, row in [cell for cell in cells if preset_fleets.kept(*cell) is None][: args.fleets]:
+        preset_fleets.measure(fleet, row)
     if not args.kept:
         run_missing(args, time.time() + 60 * args.minutes)
-    write(args)
+    trained = [trained_of(args, model) for model in args.models]
+    preset_page.write(trained, args.seeds, args.rates, args.windows, MOST_STEPS, args.dry)
     return 0
 
 

@@ -19,7 +19,15 @@ from anabranch.config.constraints import OneOf, Range, is_64_bits
 from anabranch.config.load import parse_toml
 from anabranch.errors import UserError
 from anabranch.sim.cluster.churn_trace import NO_TRACE, Trace, read_trace
-from anabranch.sim.cluster.device_model import Device, Machine, WirePart, Workload, known_devices
+from anabranch.sim.cluster.device_model import (
+    CONTRIBUTION_BYTES,
+    RESULT_BYTES,
+    Device,
+    Machine,
+    WirePart,
+    Workload,
+    known_devices,
+)
 from anabranch.sim.cluster.machine_spec import MachinePart, problem, staged
 from anabranch.sim.cluster.scenario_schema import (
     ChurnPart,
@@ -86,6 +94,13 @@ class Scenario:
             bool(self.run.delay),
             -(-self.round.slots // self.data_nodes) if part.stages else 0,
         )
+
+    @property
+    def round_bytes(self) -> tuple[float, float]:
+        """Bytes on the line of a parameter in a round: of a contribution, and of the result."""
+        part, precision = self.round, self.precision
+        of_sum = precision.sum_bytes or CONTRIBUTION_BYTES[part.contributions]
+        return of_sum, precision.reduced_bytes or RESULT_BYTES[part.results]
 
     @property
     def data_nodes(self) -> int:

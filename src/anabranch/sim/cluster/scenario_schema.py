@@ -71,8 +71,8 @@ class RoundPart:
 class PrecisionPart:
     """Sizes on the line that replace the modelled ones, for whatever system. activation_bytes: bytes of one
     value of an activation or its gradient (0: by `wire` and `model.dtype`). sum_bytes, reduced_bytes: bytes
-    of one parameter in a reduce, to the peer that sums and back (0: by `wire.reduce`). Only sizes change:
-    packing costs no time."""
+    of one parameter in a reduce, to the peer that sums and back (0: by `wire.reduce`, in a round by
+    `round.contributions` and `round.results`). Only sizes change: packing costs no time."""
 
     activation_bytes: ValueBytes = 0.0
     sum_bytes: ValueBytes = 0.0

@@ -27,9 +27,7 @@ from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import (
-    CONTRIBUTION_BYTES,
     LATER_RESULT_BYTES,
-    RESULT_BYTES,
     SHARED,
     Machine,
     Workload,
@@ -113,6 +111,7 @@ class ModelledWorld(LinedWorld):
         self.work = work
         self._inner = settings.microbatches // max(1, settings.rounds.slots)
         """Microbatches of an inner step in a round."""
+        self._round_bytes = fleet.scenario.round_bytes
         self._parameters = [work.parameters(stage) for stage in range(work.stages + 1)]
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._links: dict[tuple[str, str], SharedLink] = {}
@@ -278,8 +277,7 @@ class ModelledWorld(LinedWorld):
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.ReducePart | msg.ReducedPart) and rounds.has(message.fence.t):
-            sums = isinstance(message, msg.ReducePart)
-            of_part = CONTRIBUTION_BYTES[part.contributions] if sums else RESULT_BYTES[part.results]
+            of_part = self._round_bytes[isinstance(message, msg.ReducedPart)]
             return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
         if work.whole and isinstance(message, msg.Forward | msg.Backward):
             return self._tokens_bytes(sender, message)
@@ -357,8 +355,8 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     """Settings of the protocol for a fleet's scenario under a routing policy. The first iteration waits until
     every stage has as many replicas as the smallest stage has at the beginning."""
     scenario, work = fleet.scenario, fleet.scenario.work
-    model, part = scenario.model, scenario.round
-    sizes = CONTRIBUTION_BYTES[part.contributions], RESULT_BYTES[part.results]
+    model = scenario.model
+    sizes = scenario.round_bytes
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
     replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.relay_stages + 1))
     state_bytes = [work.state_bytes * work.parameters(stage) for stage in range(model.relay_stages + 1)]

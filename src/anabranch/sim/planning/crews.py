@@ -17,7 +17,6 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Crew
 from anabranch.protocol.placement.crew_search import CrewTimes, quicker
 from anabranch.protocol.rounds.plan import crews_of
-from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host, Regions, Scenario, fleet_of
 from anabranch.sim.planning.estimate import Estimated, estimate
 
@@ -139,7 +138,7 @@ class CrewEstimates:
         hosts = self._fleet.stage(stage)
         share = 1.0 - 1.0 / max(1, len(hosts))
         slowest_bps = min(min(host.line.up_bps, host.line.down_bps) for host in hosts)
-        sizes = CONTRIBUTION_BYTES[self._round.contributions] + RESULT_BYTES[self._round.results]
+        sizes = sum(self._fleet.scenario.round_bytes)
         return 8.0 * sizes * share * self._work.parameters(stage) / slowest_bps
 
 
