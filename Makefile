@@ -101,7 +101,7 @@ tables: $(READY)  ## two models, equal and unequal machines, churn and ablations
 	$(BIN)/python -m benchmarks.simulation.churn --seeds 5
 
 bench-sync: $(READY)  ## loss of every preset at equal tokens, and time to it; resumable, hours on one free core
-	$(BIN)/python -m benchmarks.simulation.preset_loss --fleets 30 --longer 12000
+	$(BIN)/python -m benchmarks.simulation.preset_loss --fleets 30 --longer 12000 24000
 
 compiled: $(READY)  ## compile the simulator with mypyc, in build/compiled, for long simulations
 	$(BIN)/python benchmarks/checks/compile_simulator.py

@@ -61,7 +61,8 @@ SAYS = {
     RAVNEST: "not simulated: estimate of `plan` for crews of two relays, with 4 bytes a value each way; its "
     "pipeline waits in each step, the paper's does not",
     "sparse": "places of 12 bits and values of 2, and as many bytes of each other island back",
-    "gaia": "each step a round of all values (4 and 8 bits): next to none is insignificant (below)",
+    "gaia": "each step a round of all values (4 and 8 bits): of the small models 75 % are significant in the "
+    "first round and 97 % in the 300th",
 }
 
 
@@ -107,7 +108,7 @@ def _rounds(row: str, relays: int) -> dict[str, Any]:
         "run.warm_up": 2,
     }
     if row == RAVNEST:
-        found |= {"model.stages": 2, "round.slots": relays // 2, "fleet.recompute": 2.0}
+        found |= {"model.stages": 2, "round.slots": relays // 2}
     sizes = {
         "diloco": (4.0, 4.0),
         "opendiloco": (2.0, 2.0),

@@ -35,7 +35,7 @@ from benchmarks import harness
 from benchmarks.simulation import preset_fleets, preset_page
 from benchmarks.simulation.preset_fleets import FLEETS, KEPT, OURS, SYNCHRONOUS
 from benchmarks.simulation.preset_page import Trained
-from benchmarks.simulation.preset_times import Curve, Found, best_rate
+from benchmarks.simulation.preset_times import Curve, Found, best_curves, best_rate, steps_to
 from benchmarks.simulation.sync_methods import Trainer, corpus_of
 
 #: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc, whose losses are equal.
@@ -110,13 +110,20 @@ def planned(args: Namespace, model: str) -> Iterator[tuple[str, float, int]]:
 
 def planned_longer(args: Namespace, model: str) -> Iterator[tuple[Namespace, str, float, int]]:
     """(arguments with the length, row, rate, seed) of the longer runs known so far, with the best rate of the
-    shorter ones."""
-    found = read(args, model)
-    for steps in args.longer:
+    shortest ones. A seed that reached the synchronous run's final loss in a run has no longer one."""
+    first, base = args.seeds[0], best_curves(read(args, model).get(SYNCHRONOUS), args.seeds[0])
+    for at, steps in enumerate(args.longer):
         for row in args.longer_presets:
-            if len(found.get(row, {})) == len(args.rates):
-                rate = best_rate(found[row], args.seeds[0])
-                yield from ((_longer(args, steps), row, rate, seed) for seed in args.seeds)
+            tried = read(args, model).get(row, {})
+            if len(tried) < len(args.rates):
+                continue
+            rate = best_rate(tried, first)
+            shorter = [args, *(_longer(args, fewer) for fewer in args.longer[:at])]
+            for seed in args.seeds:
+                curves = [read(each, model).get(row, {}).get(rate, {}).get(seed) for each in shorter]
+                if seed in base and any(each and steps_to(each, base[seed][-1][1]) for each in curves):
+                    continue
+                yield _longer(args, steps), row, rate, seed
 
 
 def _longer(args: Namespace, steps: int) -> Namespace:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from anabranch.observe.plots import style
 from anabranch.observe.plots.style import INK, RED, STYLE, save
@@ -105,13 +107,14 @@ def step_of(fleet: str) -> int:
 
 
 def seconds(figures: AllFigures, fleet: str, row: str, steps: int, alone: bool = False) -> Pace | None:
-    """Seconds of the steps of a run on a fleet; None without figures. alone: synchronous beginnings are on
-    the fleet's best machine, if that is quicker."""
+    """Seconds of the steps of a run on a fleet; None without figures. alone: synchronous steps, those of
+    beginnings too, are taken by the fleet's best machine, if that is quicker than its pipeline."""
     mine, its = figures[fleet].get(row), figures[fleet].get(SYNCHRONOUS)
     if not mine or not its:
         return None
     first = max(its.tokens_per_s, its.alone_tokens_per_s * alone)
-    return Pace(begun(row, steps), step_of(fleet) / first, step_of(fleet) / mine.tokens_per_s)
+    after = first if row == SYNCHRONOUS else mine.tokens_per_s
+    return Pace(begun(row, steps), step_of(fleet) / first, step_of(fleet) / after)
 
 
 def sent(figures: AllFigures, fleet: str, row: str, steps: int) -> Pace | None:
@@ -162,7 +165,7 @@ def goals_of(trained: Trained, figures: AllFigures) -> list[Goal]:
                 row: over(trained, figures, fleet, row, alone=alone) for row in ROWS if row != OURS
             }
             missing = [row for row, ratios in rivals.items() if not ratios]
-            how = ", beginnings on the best machine" if alone else ""
+            how = ", synchronous steps on the best machine" if alone else ""
             text = f"time to the synchronous loss over that of the quickest preset, {name}, {fleet}{how}"
             if not alone or _quicker_alone(figures, fleet):
                 found.append(time_goal(text, rivals, missing))
@@ -283,34 +286,38 @@ def draw(all_trained: Sequence[Trained], figures: AllFigures) -> None:
             axes = grid[:, column]
             axes[0].set_title(f"{trained.model}: optimizer steps", fontsize=10)
             axes[1].set_title(f"terabytes that all machines of {first} send", fontsize=10)
-            for row in ROWS:
-                curve = trained.curves(row).get(trained.first)
-                if not curve:
+            for steps, row in product((0, *trained.longer), ROWS):
+                curve, length = trained.curves(row, steps).get(trained.first), steps or trained.steps
+                if not curve or (steps and row in LIKE_SYNCHRONOUS):
                     continue
-                steps = trained.steps
                 if row not in LIKE_SYNCHRONOUS:
-                    _line(axes[0], row, curve, Pace(0, 0.0, 1.0), 1.0)
-                _line(axes[1], row, curve, sent(figures, first, row, steps), 1e12)
+                    _line(axes[0], row, curve, Pace(0, 0.0, 1.0), 1.0, bool(steps))
+                _line(axes[1], row, curve, sent(figures, first, row, length), 1e12, bool(steps))
                 for fleet, below in zip(FLEETS, axes[2:], strict=True):
-                    _line(below, row, curve, seconds(figures, fleet, row, steps), 3600.0)
+                    _line(below, row, curve, seconds(figures, fleet, row, length), 3600.0, bool(steps))
             for fleet, below in zip(FLEETS, axes[2:], strict=True):
                 below.set_title(f"simulated hours, {fleet}", fontsize=10)
             for each in axes[1:]:
                 each.set_xscale("log")
+                each.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                each.xaxis.set_minor_formatter(NullFormatter())
         for left in grid[:, 0]:
             left.set_ylabel("held-out nats a token")
         lines = {line.get_label(): line for each in grid.flat for line in each.get_lines()}
         if lines:
-            rows = [row for row in ROWS if row in lines]
-            figure.legend([lines[row] for row in rows], rows, loc="outside upper center", ncols=5)
+            names = [*lines]
+            figure.legend([lines[name] for name in names], names, loc="outside upper center", ncols=5)
         save(figure, PICTURE)
 
 
-def _line(axes: Axes, row: str, curve: Curve, pace: Pace | None, unit: float) -> None:
+def _line(axes: Axes, row: str, curve: Curve, pace: Pace | None, unit: float, longer: bool) -> None:
+    """Draw a curve over what its steps cost, in `unit`; nothing if that is not known."""
     if pace:
-        width, style = (2.2 if row == OURS else 1.2), (":" if row in LIKE_SYNCHRONOUS else "-")
+        width = 2.2 if row == OURS else 1.2
+        dashes = "--" if longer else ":" if row in LIKE_SYNCHRONOUS else "-"
+        label = f"{row}, longer" if longer else row
         at, losses = [pace.at(steps) / unit for steps, _ in curve], [loss for _, loss in curve]
-        axes.plot(at, losses, style, color=COLOURS[row], linewidth=width, label=row)
+        axes.plot(at, losses, dashes, color=COLOURS[row], linewidth=width, label=label)
 
 
 # --- page ---------------------------------------------------------------------------------------------------
@@ -343,7 +350,7 @@ def write(
         text += [f"To the loss with which `{OURS}` ends, {trained.model}:"]
         text += [ratio_table(trained, figures, OURS)]
         if any(_quicker_alone(figures, fleet) for fleet in FLEETS):
-            text += [f"To that loss, {trained.model}, synchronous beginnings on the best machine if quicker:"]
+            text += [f"To that loss, {trained.model}, synchronous steps on the best machine if quicker:"]
             text += [ratio_table(trained, figures, OURS, alone=True)]
     text += ["**Throughput and bytes**", fleet_table(figures), _FLEETS_TEXT]
     text += ["**What the papers state**", published_table(all_trained, figures), _PUBLISHED_TEXT]

@@ -168,7 +168,7 @@ def test_time_and_bytes_of_a_run_on_a_fleet() -> None:
     found = {SYNCHRONOUS: {0.1: {0: [(4000, 2.0)]}}, OURS: {0.1: {0: ours}}, "diloco": {0.1: {0: theirs}}}
     trained = Trained("llama-tiny", 256, 0, 4000, found, {})
     pace = seconds(figures, "wan10", OURS, 4000)
-    assert pace == Pace(80, 1.0, pytest.approx(0.1))
+    assert pace and (pace.start, pace.first, pace.after) == (80, 1.0, pytest.approx(0.1))
     assert pace.at(4080) == pytest.approx(80 + 400)
     spent = sent(figures, "wan10", OURS, 4000)
     assert spent and spent.at(4080) == pytest.approx(80 * 4 + 4000 * 0.5)
@@ -177,9 +177,11 @@ def test_time_and_bytes_of_a_run_on_a_fleet() -> None:
     assert over(trained, figures, "wan10", SYNCHRONOUS) == [Ratio(pytest.approx(0.12), pytest.approx(0.12))]
     assert over(trained, figures, "wan10", "diloco") == [Ratio(0.0, pytest.approx(480 / 1226))]
     assert over(trained, figures, "wan10", "sparse") == []
-    # With beginnings on a machine that is twice as quick: 40 + 400 s over 540 + 146 s.
+    # Synchronous steps on a machine twice as quick: 40 + 400 s over 540 + 146 s, and over 2,000 s.
     alone = over(trained, figures, "wan10", "diloco", alone=True)
     assert alone == [Ratio(0.0, pytest.approx(440 / 686))]
+    alone = over(trained, figures, "wan10", SYNCHRONOUS, alone=True)
+    assert alone == [Ratio(pytest.approx(0.22), pytest.approx(0.22))]
 
 
 def test_a_page_of_no_runs_says_what_is_missing() -> None:

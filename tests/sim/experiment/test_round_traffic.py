@@ -60,3 +60,29 @@ def test_meters_are_within_two_percent_of_the_formulas(
     assert row.messages == pytest.approx(messages(slots, relays, data_nodes, private), rel=0.02)
     expected = payload_bytes(slots, relays, work.parameters(1), work.activation_bytes, private)
     assert row.payload_bytes == pytest.approx(expected, rel=0.02)
+
+
+def test_a_round_has_the_sizes_of_precision() -> None:
+    """Contributions and results with the sizes of `precision` take as many bytes as the formula says."""
+    slots, sums, results = 4, 2.0, 0.25
+    changes = {
+        "model.size": "llama-tiny",
+        "model.stages": 0,
+        "model.microbatches": SHARE * slots,
+        "fleet.relays": slots,
+        "fleet.spare": "never",
+        "round.slots": slots,
+        "round.steps": STEPS,
+        "precision.sum_bytes": sums,
+        "precision.reduced_bytes": results,
+        "churn.crash": 0.0,
+        "run.heartbeat_s": 60.0,
+        "run.iterations": 4,
+    }
+    scenario = load_scenario("volunteers", changes)
+    outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
+    assert not outcome.failure
+    work = scenario.work
+    tokens = slots * STEPS * SHARE * work.activation_bytes
+    expected = (slots - 1) * (sums + results) * work.parameters(1) + tokens
+    assert outcome.rows[-1].payload_bytes == pytest.approx(expected, rel=0.02)
