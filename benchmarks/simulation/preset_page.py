@@ -145,9 +145,8 @@ def _runs(
 ) -> Iterator[tuple[Curve, Pace]]:
     """Runs of a row with a seed, of each length, with their seconds."""
     for steps in (0, *trained.longer):
-        curve, pace = trained.curves(row, steps).get(seed), seconds(
-            figures, fleet, row, steps or trained.steps, alone
-        )  # fmt: skip
+        curve = trained.curves(row, steps).get(seed)
+        pace = seconds(figures, fleet, row, steps or trained.steps, alone)
         if curve and pace:
             yield curve, pace
 
@@ -161,9 +160,7 @@ def goals_of(trained: Trained, figures: AllFigures) -> list[Goal]:
     found = [loss_goal(f"loss over synchronous, {name}", trained.ratios(OURS))]
     for fleet in FLEETS:
         for alone in (False, True):
-            rivals = {
-                row: over(trained, figures, fleet, row, alone=alone) for row in ROWS if row != OURS
-            }
+            rivals = {row: over(trained, figures, fleet, row, alone=alone) for row in ROWS if row != OURS}
             missing = [row for row, ratios in rivals.items() if not ratios]
             how = ", synchronous steps on the best machine" if alone else ""
             text = f"time to the synchronous loss over that of the quickest preset, {name}, {fleet}{how}"
@@ -219,9 +216,8 @@ def _loss_row(row: str, trained: Trained, figures: AllFigures) -> list[str]:
 
 def _time_cell(fleet: str, row: str, trained: Trained, figures: AllFigures) -> str:
     """Time to the synchronous run's final loss over that of the synchronous run: mean of the seeds."""
-    found, base = list[float](), trained.curves(SYNCHRONOUS)
-    least = list[float]()
-    for seed, target in base.items():
+    found, least = list[float](), list[float]()
+    for seed, target in trained.curves(SYNCHRONOUS).items():
         runs = list(_runs(trained, figures, fleet, row, seed, False))
         its = list(_runs(trained, figures, fleet, SYNCHRONOUS, seed, False))
         if runs and its:
