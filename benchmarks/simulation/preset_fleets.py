@@ -58,8 +58,8 @@ SAYS = {
     "diloco": "rounds of 500 steps (its losses have 50), 4 bytes a value each way",
     "streaming-diloco": "a third of the values each round, 4 bits both ways, 5 steps ahead",
     "opendiloco": "rounds of 500 steps (its losses have 50), 2 bytes a value both ways",
-    RAVNEST: "not simulated: estimate of `plan` for crews of two relays, with 4 bytes a value each way; its "
-    "pipeline waits in each step, the paper's does not",
+    RAVNEST: "estimate of `plan` for crews of two relays, with 4 bytes a value each way; its pipeline waits "
+    "in each step, the paper's does not; simulated rounds of 3 steps have 0.71 of the estimate on wan10",
     "sparse": "places of 12 bits and values of 2, and as many bytes of each other island back",
     "gaia": "each step a round of all values (4 and 8 bits): of the small models 75 % are significant in the "
     "first round and 97 % in the 300th",

@@ -79,9 +79,13 @@ class Trained:
     longer: Mapping[int, Found]
 
     def curves(self, row: str, steps: int = 0) -> Mapping[int, Curve]:
-        """Seed -> curve of a row with its best rate. steps: length of the run; 0: that of all rows."""
-        found = self.longer[steps] if steps else self.found
-        return best_curves(found.get(SYNCHRONOUS if row in LIKE_SYNCHRONOUS else row), self.first)
+        """Seed -> curve of a row with its best rate in runs of the common length. steps: length of the run;
+        0: that one."""
+        row = SYNCHRONOUS if row in LIKE_SYNCHRONOUS else row
+        curves = best_curves(self.found.get(row), self.first)
+        if not steps or not curves:
+            return curves
+        return self.longer[steps].get(row, {}).get(best_rate(self.found[row], self.first), {})
 
     def ratios(self, row: str) -> list[float]:
         """Loss at the end over that of synchronous steps with the same seed, each with its best rate."""

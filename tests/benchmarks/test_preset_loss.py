@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from argparse import Namespace
 from pathlib import Path
@@ -25,6 +26,33 @@ def test_every_row_has_equal_batches_and_whole_models(row: str) -> None:
         assert (run.batch.microbatches, run.batch.rows, run.batch.sequence) == (4, 1, 8)
         assert run.round.slots == (0 if row == preset_loss.SYNCHRONOUS else 4)
         assert run.optimizer.beta2 == (0.99 if row == preset_loss.OURS else 0.95)
+
+
+def test_longer_runs_are_those_of_seeds_that_lack_the_synchronous_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preset_loss, "KEPT", tmp_path)
+    more = {"longer": [16, 32], "longer_presets": ["anabranch"], "rates": [0.01, 0.02]}
+    args = Namespace(**vars(ARGS) | more)
+
+    def keep(row: str, rate: float, seed: int, steps: int, loss: float) -> None:
+        path = preset_loss.kept("llama-tiny", row, rate, seed, Namespace(**vars(args) | {"steps": steps}))
+        path.write_text(json.dumps([[steps, loss]]))
+
+    def runs() -> list[tuple[int, float, int]]:
+        found = preset_loss.planned_longer(args, "llama-tiny")
+        return [(own.steps, rate, seed) for own, row, rate, seed in found]
+
+    for seed in (0, 1):
+        keep("synchronous", 0.01, seed, 8, 2.0)
+    keep("anabranch", 0.01, 0, 8, 3.0)
+    assert runs() == []  # rates are not tuned yet
+    keep("anabranch", 0.02, 0, 8, 2.5)
+    assert runs() == [(16, 0.02, 0), (16, 0.02, 1), (32, 0.02, 0), (32, 0.02, 1)]
+    keep("anabranch", 0.02, 1, 16, 1.9)
+    assert runs() == [(16, 0.02, 0), (16, 0.02, 1), (32, 0.02, 0)]
+    keep("anabranch", 0.02, 0, 8, 1.9)
+    assert runs() == [(16, 0.02, 1)]
 
 
 @pytest.mark.parametrize("row", ["streaming-diloco", "ravnest"])

@@ -184,6 +184,15 @@ def test_time_and_bytes_of_a_run_on_a_fleet() -> None:
     assert alone == [Ratio(pytest.approx(0.22), pytest.approx(0.22))]
 
 
+def test_longer_runs_have_the_rate_that_was_tuned_and_may_lack_the_first_seed() -> None:
+    short, long = [(10, 2.0)], [(20, 1.0)]
+    found = {OURS: {0.1: {0: short, 1: short}, 0.2: {0: [(10, 3.0)]}}}
+    trained = Trained("llama-tiny", 256, 0, 10, found, {20: {OURS: {0.1: {1: long}, 0.2: {0: long}}}})
+    assert trained.curves(OURS) == {0: short, 1: short}
+    assert trained.curves(OURS, 20) == {1: long}
+    assert trained.curves("diloco", 20) == {}
+
+
 def test_a_page_of_no_runs_says_what_is_missing() -> None:
     figures = {fleet: dict.fromkeys(ROWS) for fleet in FLEETS}
     trained = Trained("llama-tiny", 256, 0, 4000, {}, {12000: {}})
