@@ -388,7 +388,7 @@ def _setting(trained: Trained, windows: int, most_steps: int) -> str:
 _FLEETS_TEXT = (
     f"llama-350m, no churn, one draw, steps of {EACH} microbatches for each relay (786,432 tokens on both "
     "home fleets, 1,048,576 on wan10), all relays in every row. Of rounds two are counted after two, of "
-    "steps in flight four after four. What is cheaper than the preset is so in its favour; times of such a "
+    "steps in flight two after four. What is cheaper than the preset is so in its favour; times of such a "
     "row are lower bounds. `ravnest` is an estimate, not a bound."
 )
 _PUBLISHED_TEXT = (
