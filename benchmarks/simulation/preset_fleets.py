@@ -2,25 +2,27 @@
 
 llama-350m, one draw of each fleet, no churn. A step of every row has as many tokens, and every relay takes
 part. What the simulator cannot do of a preset is left out or made cheaper, never dearer, so that a preset is
-at most as quick as its row says (SAYS names each such choice); `anabranch` has no such choice. Figures are
+at most as quick as its row says (SAYS names each such choice); `anabranch` has no such choice, and rounds of
+50, 10 or 1 steps: each fleet has the shortest that are nearly as quick as the quickest (`ours`). Figures are
 kept in build/sync-methods.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from anabranch.config import RunConfig
 from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Outcome, Row
-from anabranch.sim.planning.crews import CrewEstimates
-from anabranch.train.recipes.presets import with_preset
+from anabranch.sim.planning.crews import ENOUGH, CrewEstimates
+from anabranch.train.recipes.presets import PRESETS, with_preset
 from anabranch.train.recipes.recipes import recipe_run
 from benchmarks import harness
 
@@ -30,7 +32,9 @@ SYNCHRONOUS, OURS = "synchronous", "anabranch"
 SWARM, DEDLOC = "swarm", "dedloc"
 LIKE_SYNCHRONOUS = SWARM, DEDLOC
 RAVNEST = "ravnest"
-ISLANDS = OURS, "diloco", "streaming-diloco", "opendiloco", RAVNEST, "sparse", "gaia"
+#: Row -> inner steps of its rounds: this project's preset with its own, and with shorter rounds.
+OURS_STEPS = {OURS: PRESETS[OURS].settings["round.steps"], f"{OURS}-10": 10, f"{OURS}-1": 1}
+ISLANDS = *OURS_STEPS, "diloco", "streaming-diloco", "opendiloco", RAVNEST, "sparse", "gaia"
 ROWS = SYNCHRONOUS, *LIKE_SYNCHRONOUS, *ISLANDS
 
 _LINES_100 = {"network.up_bps": [100e6], "network.down_bps": [100e6]}
@@ -57,6 +61,8 @@ SAYS = {
     "update cost no tokens",
     DEDLOC: "whole models, shares by the linear program; the quicker of two steps",
     OURS: "as it is",
+    f"{OURS}-10": "as it is, with `round.steps = 10`",
+    f"{OURS}-1": "as it is, with `round.steps = 1`",
     "diloco": "rounds of 500 steps (its losses, and wan10, have 50), 4 bytes a value each way",
     "streaming-diloco": "a third of the values each round, 4 bits both ways, 5 steps ahead",
     "opendiloco": "rounds of 500 steps (its losses, and wan10, have 50), 2 bytes a value both ways",
@@ -98,9 +104,24 @@ def fleet_changes(fleet: str, row: str) -> tuple[str, dict[str, Any]]:
     return name, changes | found | {"round.steps": steps}
 
 
+def with_row(run: RunConfig, row: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """Run file with the preset of a row and then `changes`, by dotted key."""
+    if row in OURS_STEPS:
+        return with_preset(run, OURS, {"round.steps": OURS_STEPS[row], **(changes or {})})
+    return with_preset(run, row, changes)
+
+
+def ours(figures: Mapping[str, Figures | None]) -> str:
+    """This project's row for a fleet: the one with the shortest rounds that is ENOUGH as quick as the
+    quickest of them, as `plan` chooses crews. figures: row -> its figures on that fleet."""
+    known = {row: found.tokens_per_s for row in OURS_STEPS if (found := figures.get(row))}
+    enough = [row for row, speed in known.items() if speed >= ENOUGH * max(known.values())]
+    return min(enough, key=lambda row: OURS_STEPS[row], default=OURS)
+
+
 def _rounds(row: str, relays: int) -> dict[str, Any]:
     """Changes of a scenario for the rounds of a row."""
-    part = with_preset(recipe_run("llama-tiny"), row).round
+    part = with_row(recipe_run("llama-tiny"), row).round
     found = {
         "model.stages": 0,
         "fleet.spare": "never",

@@ -33,14 +33,14 @@ from anabranch.train.recipes.recipes import recipe_run
 from anabranch.train.stage.outer_step import begin_rounds
 from benchmarks import harness
 from benchmarks.simulation import preset_fleets, preset_page
-from benchmarks.simulation.preset_fleets import FLEETS, KEPT, OURS, SYNCHRONOUS
+from benchmarks.simulation.preset_fleets import FLEETS, KEPT, OURS_STEPS, SYNCHRONOUS, with_row
 from benchmarks.simulation.preset_page import Trained
 from benchmarks.simulation.preset_times import Curve, Found, best_curves, best_rate, steps_to
 from benchmarks.simulation.sync_methods import Trainer, corpus_of
 
 #: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc, whose losses are equal.
 ROWS = (
-    SYNCHRONOUS, OURS, "diloco", "streaming-diloco", "opendiloco", "ravnest", "sparse", "gaia",
+    SYNCHRONOUS, *OURS_STEPS, "diloco", "streaming-diloco", "opendiloco", "ravnest", "sparse", "gaia",
 )  # fmt: skip
 MODELS = "llama-tiny", "gpt-tiny"
 SLOTS, MOST_STEPS, POINTS = 4, 50, 20
@@ -52,7 +52,7 @@ def run_file(model: str, row: str, rate: float, seed: int, args: Namespace) -> R
     changes |= {"batch.microbatches": SLOTS, "batch.rows": args.rows, "batch.sequence": args.sequence}
     run = with_changes(recipe_run(model), changes | {"optimizer.lr": rate})
     if row != SYNCHRONOUS:
-        run = with_preset(run, row, {"round.slots": SLOTS, "batch.microbatches": SLOTS})
+        run = with_row(run, row, {"round.slots": SLOTS, "batch.microbatches": SLOTS})
         run = replace(run, round=replace(run.round, steps=min(run.round.steps, MOST_STEPS)))
     return replace(run, pipeline=PipelineSection(stages=0))
 
@@ -174,7 +174,7 @@ def main() -> int:
     arguments.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--longer", type=int, nargs="*", default=[], help="steps of longer runs")
-    arguments.add_argument("--longer-presets", nargs="+", default=[OURS], choices=ROWS)
+    arguments.add_argument("--longer-presets", nargs="+", default=list(OURS_STEPS), choices=ROWS)
     arguments.add_argument("--windows", type=int, default=64)
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no run later")
     arguments.add_argument("--fleets", type=int, default=0, help="throughputs to measure, at most")

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from anabranch.observe.plots import style
 from anabranch.observe.plots.style import INK, RED, STYLE, save
-from anabranch.train.recipes.presets import PRESETS, with_preset
+from anabranch.train.recipes.presets import PRESETS
 from anabranch.train.recipes.recipes import recipe_run
 from benchmarks import harness
 from benchmarks.harness import Goal, table
@@ -25,10 +25,13 @@ from benchmarks.simulation.preset_fleets import (
     ISLANDS,
     LIKE_SYNCHRONOUS,
     OURS,
+    OURS_STEPS,
     ROWS,
     SAYS,
     SYNCHRONOUS,
     Figures,
+    ours,
+    with_row,
 )
 from benchmarks.simulation.preset_times import (
     Curve,
@@ -46,10 +49,12 @@ from benchmarks.simulation.preset_times import (
 
 PICTURE = harness.ROOT / "docs" / "images" / "sync-presets.svg"
 COLOURS = {
-    SYNCHRONOUS: INK, "swarm": style.PINK, "dedloc": "#7fb8ff", OURS: RED, "diloco": style.BLUE,
+    SYNCHRONOUS: INK, "swarm": style.PINK, "dedloc": "#7fb8ff", OURS: RED,
+    f"{OURS}-10": "#ff9d9d", f"{OURS}-1": "#8c1c2b", "diloco": style.BLUE,
     "streaming-diloco": style.TEAL, "opendiloco": style.PURPLE, "ravnest": style.OCHRE,
     "sparse": style.GREEN, "gaia": style.ORANGE,
 }  # fmt: skip
+_RIVALS = [row for row in ROWS if row not in OURS_STEPS]
 #: Preset -> figures that its paper states.
 PUBLISHED = {
     "gwtf": "training time down by up to 45 %, by up to 50 % beside SWARM, where links differ; converges as "
@@ -101,7 +106,7 @@ def begun(row: str, steps: int) -> int:
     """Steps of a run of a row that are synchronous before its rounds."""
     if row not in ISLANDS:
         return 0
-    return max(1, int(steps * with_preset(recipe_run("llama-tiny"), row).round.start))
+    return max(1, int(steps * with_row(recipe_run("llama-tiny"), row).round.start))
 
 
 def step_of(fleet: str) -> int:
@@ -133,11 +138,11 @@ def sent(figures: AllFigures, fleet: str, row: str, steps: int) -> Pace | None:
 def over(
     trained: Trained, figures: AllFigures, fleet: str, row: str, to: str = SYNCHRONOUS, alone: bool = False
 ) -> list[Ratio]:
-    """Time of ours over that of a row, for each seed with which both ran, to the loss with which the row `to`
-    ends."""
-    found = list[Ratio]()
+    """Time of our row of the fleet over that of a row, for each seed with which both ran, to the loss with
+    which the row `to` ends."""
+    found, own = list[Ratio](), ours(figures[fleet])
     for seed, target in trained.curves(to).items():
-        runs = [list(_runs(trained, figures, fleet, each, seed, alone)) for each in (OURS, row)]
+        runs = [list(_runs(trained, figures, fleet, each, seed, alone)) for each in (own, row)]
         if all(runs):
             mine, its = (reached(each, target[-1][1]) for each in runs)
             found.append(ratio(mine, its))
@@ -161,10 +166,11 @@ def _runs(
 def goals_of(trained: Trained, figures: AllFigures) -> list[Goal]:
     """Goals of a model: loss at equal tokens, and time to the synchronous loss on each fleet."""
     name = trained.model
-    found = [loss_goal(f"loss over synchronous, {name}", trained.ratios(OURS))]
+    used = sorted({ours(figures[fleet]) for fleet in FLEETS})
+    found = [loss_goal(f"loss over synchronous, {name}, {row}", trained.ratios(row)) for row in used]
     for fleet in FLEETS:
         for alone in (False, True):
-            rivals = {row: over(trained, figures, fleet, row, alone=alone) for row in ROWS if row != OURS}
+            rivals = {row: over(trained, figures, fleet, row, alone=alone) for row in _RIVALS}
             missing = [row for row, ratios in rivals.items() if not ratios]
             how = ", synchronous steps on the best machine" if alone else ""
             text = f"time to the synchronous loss over that of the quickest preset, {name}, {fleet}{how}"
@@ -236,10 +242,10 @@ def ratio_table(trained: Trained, figures: AllFigures, to: str, alone: bool = Fa
     """Time of ours over that of each row to the loss with which the row `to` ends."""
     rows = [
         [row, *(ratio_text(over(trained, figures, fleet, row, to, alone)) for fleet in FLEETS)]
-        for row in ROWS
-        if row != OURS
+        for row in _RIVALS
     ]
-    return table([f"time of {OURS} over that of", *FLEETS], rows)
+    own = [f"{fleet} ({ours(figures[fleet])})" for fleet in FLEETS]
+    return table([f"time of {OURS} over that of", *own], rows)
 
 
 def fleet_table(figures: AllFigures) -> str:
@@ -313,7 +319,7 @@ def draw(all_trained: Sequence[Trained], figures: AllFigures) -> None:
 def _line(axes: Axes, row: str, curve: Curve, pace: Pace | None, unit: float, longer: bool) -> None:
     """Draw a curve over what its steps cost, in `unit`; nothing if that is not known."""
     if pace:
-        width = 2.2 if row == OURS else 1.2
+        width = 2.2 if row in OURS_STEPS else 1.2
         dashes = "--" if longer else ":" if row in LIKE_SYNCHRONOUS else "-"
         label = f"{row}, longer" if longer else row
         at, losses = [pace.at(steps) / unit for steps, _ in curve], [loss for _, loss in curve]
@@ -347,10 +353,11 @@ def write(
         text += [f"**{trained.model}**", loss_table(trained, figures)]
         text += [f"To the loss with which synchronous steps end, {trained.model}:"]
         text += [ratio_table(trained, figures, SYNCHRONOUS)]
-        text += [f"To the loss with which `{OURS}` ends, {trained.model}:"]
-        text += [ratio_table(trained, figures, OURS)]
+        for row in sorted({ours(figures[fleet]) for fleet in FLEETS}):
+            text += [f"To the loss with which `{row}` ends, {trained.model}:"]
+            text += [ratio_table(trained, figures, row)]
         if any(_quicker_alone(figures, fleet) for fleet in FLEETS):
-            text += [f"To that loss, {trained.model}, synchronous steps on the best machine if quicker:"]
+            text += [f"To that of `{OURS}`, {trained.model}, synchronous on the best machine if quicker:"]
             text += [ratio_table(trained, figures, OURS, alone=True)]
     text += ["**Throughput and bytes**", fleet_table(figures), _FLEETS_TEXT]
     text += ["**What the papers state**", published_table(all_trained, figures), _PUBLISHED_TEXT]

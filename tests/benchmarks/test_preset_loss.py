@@ -13,6 +13,7 @@ from anabranch.config import with_changes
 from anabranch.data.corpus import materialise
 from anabranch.train.numerics.numerics_class import configure
 from benchmarks.simulation import preset_loss
+from benchmarks.simulation.preset_fleets import OURS_STEPS
 from benchmarks.simulation.preset_loss import run_file, train
 
 ARGS = Namespace(steps=8, rows=1, sequence=8, rates=[0.01], seeds=[0, 1], presets=list(preset_loss.ROWS))
@@ -25,7 +26,7 @@ def test_every_row_has_equal_batches_and_whole_models(row: str) -> None:
         assert run.pipeline.whole
         assert (run.batch.microbatches, run.batch.rows, run.batch.sequence) == (4, 1, 8)
         assert run.round.slots == (0 if row == preset_loss.SYNCHRONOUS else 4)
-        assert run.optimizer.beta2 == (0.99 if row == preset_loss.OURS else 0.95)
+        assert run.optimizer.beta2 == (0.99 if row in OURS_STEPS else 0.95)
 
 
 def test_longer_runs_are_those_of_seeds_that_lack_the_synchronous_loss(

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.sim.metrics.iteration_metrics import Outcome, Row
 from benchmarks.simulation import preset_fleets, preset_page
-from benchmarks.simulation.preset_fleets import FLEETS, ISLANDS, OURS, ROWS, SYNCHRONOUS, Figures
+from benchmarks.simulation.preset_fleets import FLEETS, ISLANDS, OURS, ROWS, SYNCHRONOUS, Figures, ours
 from benchmarks.simulation.preset_page import Trained, begun, over, seconds, sent, step_of
 from benchmarks.simulation.preset_times import (
     Curve,
@@ -201,3 +201,14 @@ def test_a_page_of_no_runs_says_what_is_missing() -> None:
     assert "synchronous (all)" in preset_page.missing_of(trained, [0], [0.1])
     assert preset_page.loss_table(trained, figures).count("not run") == len(ISLANDS) + 1
     assert preset_page.published_table([trained], figures)
+
+
+def test_a_fleet_has_the_shortest_rounds_that_are_nearly_as_quick() -> None:
+    def chosen(*speeds: float) -> str:
+        rows = ("anabranch", "anabranch-10", "anabranch-1", "diloco")
+        return ours({row: Figures(speed, 1.0) for row, speed in zip(rows, speeds, strict=True)})
+
+    assert chosen(100.0, 99.0, 97.0, 500.0) == "anabranch-1"
+    assert chosen(100.0, 86.0, 84.0, 500.0) == "anabranch-10"
+    assert chosen(100.0, 44.0, 19.0, 500.0) == "anabranch"
+    assert ours({}) == ours({"anabranch": None}) == "anabranch"
