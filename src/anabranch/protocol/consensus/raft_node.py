@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from anabranch.counter_rng import CounterRng
+from anabranch.protocol.consensus.log_members import LogMembers
 from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Members, decode_entry
+from anabranch.protocol.log.records import AnyRecord, Voters
 from anabranch.protocol.messages import Appended
 from anabranch.protocol.raft.raft import Raft
 from anabranch.protocol.raft.raft_log import RaftLog
-from anabranch.protocol.raft.types import Committed, RaftMessage, Role, RoleChanged, Send, Write
+from anabranch.protocol.raft.types import (
+    Committed,
+    RaftMessage,
+    Role,
+    RoleChanged,
+    Send,
+    Write,
+    majority,
+    peer_of,
+    voter_id,
+)
 
 #: Most terms that a message of another voter may be ahead of the own term.
 TERMS_AHEAD = 1 << 16
@@ -36,16 +47,6 @@ class SavedVoterState:
     seed: int = 0
 
 
-def voter_id(peer: str, nonce: str) -> str:
-    """Voter id of `peer` with the disk named `nonce`. A peer that lost its disk gets another id."""
-    return f"{peer}/{nonce}" if nonce else peer
-
-
-def peer_of(voter: str) -> str:
-    """Id of the peer to which a voter id belongs."""
-    return voter.partition("/")[0]
-
-
 class Voter(Timer):
     """Raft node of one peer, which may be a voter, a learner, or keep no log. kept: what this peer's disk
     has. on_chosen(line): callback for each committed entry, in log order. on_became: callback for a new role
@@ -64,7 +65,7 @@ class Voter(Timer):
         self.ctx = ctx
         log = RaftLog(kept.lines, kept.start, kept.founders)
         me = voter_id(ctx.me, kept.nonce)
-        self._addresses = _addresses(kept.lines)
+        self._members = LogMembers(kept.lines)
         self._turn = 0
         self.leaving = False
         """True if this peer is leaving the run: it leads only while no other voter does."""
@@ -194,7 +195,7 @@ class Voter(Timer):
             self._settle()  # the only voter is elected at once
             if self.minds and self.leads_well():
                 self.raft.call_election(self.ctx.clock.now)
-            elif self.minds:
+            elif self.minds and not self._gives_a_vote():
                 self.give_away()
             if self.raft.role not in (Role.LEADER, Role.FOLLOWER):
                 self._look_for_votes()
@@ -212,8 +213,7 @@ class Voter(Timer):
         """Tell the dialer the addresses of the other peers whose votes count, as far as the log has them."""
         raft = self.raft
         fellows = {peer_of(voter) for voter in raft.log.electors(raft.commit_index) - {raft.me}}
-        addresses = {peer: at for peer, at in self._addresses.items() if peer in fellows and at}
-        self.ctx.dialer.use_fellows(addresses)
+        self.ctx.dialer.use_fellows(self._members.addresses(fellows))
 
     def leads_well(self) -> bool:
         """True if this peer should lead if elected: it is able to, and no other voter should rather, or all
@@ -225,13 +225,12 @@ class Voter(Timer):
     def _to_be_offered(self) -> bool:
         """True if a voter that could lead has not been offered leadership yet. A voter whose present process
         is not in the log could not: it is no member until the leader admits it."""
-        left, log, known = set(self.heirs()) - self._offered, self.raft.log, dict[str, int]()
-        for index in range(log.start.index, log.length) if left else ():
-            record = decode_entry(log.line(index)).record
-            if isinstance(record, Members):
-                known |= {member.id: member.incarnation for member in record.joined}
-        linked = {peer_of(voter): self.ctx.links.incarnations.get(peer_of(voter), 0) for voter in left}
-        return any(incarnation <= known.get(peer, incarnation) for peer, incarnation in linked.items())
+        known = self._members.admitted
+        for peer in {peer_of(voter) for voter in set(self.heirs()) - self._offered}:
+            incarnation = self.ctx.links.incarnations.get(peer, 0)
+            if peer not in known or incarnation <= known[peer].incarnation:
+                return True
+        return False
 
     @property
     def minds(self) -> bool:
@@ -243,8 +242,7 @@ class Voter(Timer):
         """Offer leadership to another voter, each time to the next one: active members first, among them the
         founder, then the voter with most of the log. Nothing while none is reachable or a record is being
         committed. going: peers that are leaving the run."""
-        ctx, raft = self.ctx, self.raft
-        serves = ctx.run.membership.active_from
+        ctx, raft, serves = self.ctx, self.raft, self._members.serving
 
         def rank(voter: str) -> tuple[bool, bool, int]:
             peer = peer_of(voter)
@@ -256,6 +254,61 @@ class Voter(Timer):
             self._turn += 1
             self._offered.add(heir)
             self.transfer_leadership(heir)
+
+    def _gives_a_vote(self) -> bool:
+        """Take the next step by which a member that serves gets a vote, so that it can lead: no voter within
+        reach can. So it is where the processes of all that are left began anew, and none is a member until
+        one is led. Who votes but is out of reach, or was offered the lead in vain as a member, loses its vote
+        first. False: there is no such member, or somebody can be offered the lead."""
+        raft = self.raft
+        if self._may_lead() or raft.busy or self._to_be_offered():
+            return False
+        possible = [name for name in self._possible_voters() if name not in self._offered]
+        names = [name for name in possible if not raft.lags(name)]
+        if not names:
+            return False
+        voters, alive, serving = raft.log.voters, self.heard(), self._members.serving
+        vain = {voter for voter in voters if voter in self._offered and peer_of(voter) in serving}
+        useless = [voter for voter in voters if voter not in alive - vain]
+        fewer = tuple(voter for voter in voters if voter not in useless[:1])
+        ready = next((name for name in names if raft.caught_up(name)), None)
+        if useless and majority(fewer, alive):
+            self._change_voters(fewer)
+        elif ready is not None:
+            self._change_voters((*voters, ready))
+        else:
+            raft.add_learner(next((name for name in names if name not in raft.learners), names[0]))
+        return True
+
+    def _possible_voters(self) -> list[str]:
+        """Voter ids of the members that serve, are within reach and could vote, in the order in which they
+        are to: data nodes first, then by the order of joining."""
+        ctx, members = self.ctx, self._members
+        found = [
+            member
+            for member in members.admitted.values()
+            if member.id in members.serving
+            and member.disk
+            and (member.address or member.id == ctx.run.founder)
+            and ctx.reachable(member.id)
+            and ctx.links.incarnations.get(member.id, 0) == member.incarnation
+        ]
+        names = [voter_id(member.id, member.disk) for member in sorted(found, key=lambda m: m.stage > 0)]
+        return [name for name in names if name not in self.raft.log.voters]
+
+    def _change_voters(self, voters: tuple[str, ...]) -> None:
+        """Propose these voters, unless that is not allowed now."""
+        if not self.raft.change_problem(voters):
+            self.ctx.outbox.note("note", text=f"the log gets other voters: {' '.join(v[:8] for v in voters)}")
+            self._turn = 0
+            self.append(Voters(voters))
+
+    def heard(self) -> set[str]:
+        """Voter ids of the voters and learners that this leader can reach and that answered it (or were first
+        sent the log) in the last two heartbeat intervals. The leader counts as having answered."""
+        raft, recently = self.raft, self.ctx.clock.now - 2.0 * self.ctx.run.settings.heartbeat_s
+        names = {name for name in {*raft.log.voters, *raft.learners} if self.ctx.reachable(peer_of(name))}
+        return {name for name in names if raft.replication.heard_at(name) >= recently}
 
     def deadline(self) -> float:
         """Time of the next `tick` (s); infinite for a peer that keeps no log, or cannot vote."""
@@ -278,7 +331,7 @@ class Voter(Timer):
                 case Send(message):
                     self.ctx.outbox.send(peer_of(message.to), message)
                 case Write(number, term, vote, start, lines):
-                    self._addresses |= _addresses(lines)
+                    self._members.fold(lines)
                     self.ctx.outbox.emit(Persist(number, term, vote, start, lines))
                 case Committed(_, line):
                     self._on_chosen(line)
@@ -286,10 +339,3 @@ class Voter(Timer):
                     if effect.leader not in ("", self.raft.me):
                         self._offered.clear()
                     self._on_became(effect)
-
-
-def _addresses(lines: Iterable[bytes]) -> dict[str, str]:
-    """Newest address of every peer that a Members record in `lines` admits, by peer id ("": it cannot be
-    dialled)."""
-    records = (decode_entry(line).record for line in lines)
-    return {m.id: m.address for record in records if isinstance(record, Members) for m in record.joined}
