@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -30,6 +31,9 @@ from anabranch.protocol.raft.types import (
 
 #: Most terms that a message of another voter may be ahead of the own term.
 TERMS_AHEAD = 1 << 16
+#: Times that leadership is offered to a voter that could lead before somebody else gets a vote. A choice: one
+#: may be slow once.
+OFFERS = 3
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Voter(Timer):
         self._on_became = on_became
         self._may_lead = may_lead
         self._yields = yields
-        self._offered: set[str] = set()
-        """Voters to which leadership was offered since another peer led."""
+        self._offered = Counter[str]()
+        """Voter -> how often leadership was offered to it since another peer led."""
         self.aside_at = -1
         """Iteration after which this leader last transferred leadership to a voter that reaches more
         members."""
@@ -220,13 +224,13 @@ class Voter(Timer):
         others within reach that could were offered leadership in vain."""
         if not self._may_lead():
             return False
-        return not self._yields() or not (self.raft.transferring or self._to_be_offered())
+        return not self._yields() or not (self.raft.transferring or self._to_be_offered(1))
 
-    def _to_be_offered(self) -> bool:
-        """True if a voter that could lead has not been offered leadership yet. A voter whose present process
-        is not in the log could not: it is no member until the leader admits it."""
+    def _to_be_offered(self, times: int) -> bool:
+        """True if a voter that could lead has not been offered leadership so often yet. A voter whose present
+        process is not in the log could not: it is no member until the leader admits it."""
         known = self._members.admitted
-        for peer in {peer_of(voter) for voter in set(self.heirs()) - self._offered}:
+        for peer in {peer_of(voter) for voter in self.heirs() if self._offered[voter] < times}:
             incarnation = self.ctx.links.incarnations.get(peer, 0)
             if peer not in known or incarnation <= known[peer].incarnation:
                 return True
@@ -252,7 +256,7 @@ class Voter(Timer):
         if heirs and not raft.busy:
             heir = sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)]
             self._turn += 1
-            self._offered.add(heir)
+            self._offered[heir] += 1
             self.transfer_leadership(heir)
 
     def _gives_a_vote(self) -> bool:
@@ -261,14 +265,14 @@ class Voter(Timer):
         one is led. Who votes but is out of reach, or was offered the lead in vain as a member, loses its vote
         first. False: there is no such member, or somebody can be offered the lead."""
         raft = self.raft
-        if self._may_lead() or raft.busy or self._to_be_offered():
+        if self._may_lead() or raft.busy or self._to_be_offered(OFFERS):
             return False
-        possible = [name for name in self._possible_voters() if name not in self._offered]
+        possible = [name for name in self._possible_voters() if self._offered[name] < OFFERS]
         names = [name for name in possible if not raft.lags(name)]
         if not names:
             return False
         voters, alive, serving = raft.log.voters, self.heard(), self._members.serving
-        vain = {voter for voter in voters if voter in self._offered and peer_of(voter) in serving}
+        vain = {v for v in voters if self._offered[v] >= OFFERS and peer_of(v) in serving}
         useless = [voter for voter in voters if voter not in alive - vain]
         fewer = tuple(voter for voter in voters if voter not in useless[:1])
         ready = next((name for name in names if raft.caught_up(name)), None)
