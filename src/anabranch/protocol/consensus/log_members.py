@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from anabranch.protocol.log.records import Member, Members, decode_entry
+from anabranch.protocol.log.records import Genesis, Member, Members, decode_entry
 
 
 class LogMembers:
     """Members that the lines of a log admitted, which may be later ones than its first. admitted: newest
-    admission of each, of removed ones too, in the order of joining. serving: those that serve, or are to."""
+    admission of each, of removed ones too, in the order of joining. serving: those that serve, or are to.
+    founder: peer with the run's directory ("": the lines do not tell)."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.admitted: dict[str, Member] = {}
         self.serving: set[str] = set()
+        self.founder = ""
         self.fold(lines)
 
     def fold(self, lines: Iterable[bytes]) -> None:
         """Follow further lines (encoded entries)."""
         for line in lines:
             record = decode_entry(line).record
-            if isinstance(record, Members):
+            if isinstance(record, Genesis):
+                self.founder = record.leader
+            elif isinstance(record, Members):
                 self.serving -= {*record.removed, *(member.id for member in record.joined)}
                 for member in record.joined:
                     self.admitted.pop(member.id, None)  # the latest stand last

@@ -13,7 +13,7 @@ from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Voters
+from anabranch.protocol.log.records import AnyRecord, Member, NoOp, Voters, decode_entry
 from anabranch.protocol.messages import Appended
 from anabranch.protocol.raft.raft import Raft
 from anabranch.protocol.raft.raft_log import RaftLog
@@ -227,14 +227,16 @@ class Voter(Timer):
         return not self._yields() or not (self.raft.transferring or self._to_be_offered(1))
 
     def _to_be_offered(self, times: int) -> bool:
-        """True if a voter that could lead has not been offered leadership so often yet. A voter whose present
-        process is not in the log could not: it is no member until the leader admits it."""
-        known = self._members.admitted
-        for peer in {peer_of(voter) for voter in self.heirs() if self._offered[voter] < times}:
-            incarnation = self.ctx.links.incarnations.get(peer, 0)
-            if peer not in known or incarnation <= known[peer].incarnation:
-                return True
-        return False
+        """True if a voter that could lead has not been offered leadership so often yet."""
+        return any(self._could_lead(heir) and self._offered[heir] < times for heir in self.heirs())
+
+    def _could_lead(self, voter: str) -> bool:
+        """False for a voter whose present process is not in the log, as it is no member until the leader
+        admits it; but the founder's process can resume the run."""
+        peer, members = peer_of(voter), self._members
+        known = members.admitted.get(peer)
+        linked = self.ctx.links.incarnations.get(peer, 0)
+        return known is None or linked <= known.incarnation or peer == members.founder
 
     @property
     def minds(self) -> bool:
@@ -243,16 +245,16 @@ class Voter(Timer):
         return self.raft.role is Role.LEADER and not self.ctx.log.leads
 
     def give_away(self, going: Collection[str] = ()) -> None:
-        """Offer leadership to another voter, each time to the next one: active members first, among them the
-        founder, then the voter with most of the log. Nothing while none is reachable or a record is being
-        committed. going: peers that are leaving the run."""
+        """Offer leadership to another voter that could lead, each time to the next one: active members first,
+        among them the founder, then the voter with most of the log. Nothing while none is reachable or a
+        record is being committed. going: peers that are leaving the run."""
         ctx, raft, serves = self.ctx, self.raft, self._members.serving
 
         def rank(voter: str) -> tuple[bool, bool, int]:
             peer = peer_of(voter)
             return peer in serves, peer == ctx.run.founder, raft.replication.matched(voter)
 
-        heirs = self.heirs(going)
+        heirs = [heir for heir in self.heirs(going) if self._could_lead(heir)]
         if heirs and not raft.busy:
             heir = sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)]
             self._turn += 1
@@ -262,43 +264,47 @@ class Voter(Timer):
     def _gives_a_vote(self) -> bool:
         """Take the next step by which a member that serves gets a vote, so that it can lead: no voter within
         reach can. So it is where the processes of all that are left began anew, and none is a member until
-        one is led. Who votes but is out of reach, or was offered the lead in vain as a member, loses its vote
-        first. False: there is no such member, or somebody can be offered the lead."""
+        one is led. Once it has the log, who votes but is out of reach, or was offered the lead in vain as a
+        member, loses its vote, and then it gets one. False: there is no such member, or somebody can be
+        offered the lead; if all were in vain, they are offered it again."""
         raft = self.raft
         if self._may_lead() or raft.busy or self._to_be_offered(OFFERS):
             return False
-        possible = [name for name in self._possible_voters() if self._offered[name] < OFFERS]
-        names = [name for name in possible if not raft.lags(name)]
+        possible = self._possible_voters()
+        names = [name for name in possible if self._offered[name] < OFFERS]
         if not names:
+            self._offered.clear()
             return False
+        ready = next((name for name in names if raft.caught_up(name)), None)
+        if ready is None:
+            raft.add_learner(next((name for name in names if name not in raft.learners), names[0]))
+            return True
         voters, alive, serving = raft.log.voters, self.heard(), self._members.serving
         vain = {v for v in voters if self._offered[v] >= OFFERS and peer_of(v) in serving}
-        useless = [voter for voter in voters if voter not in alive - vain]
+        useless = sorted((v for v in voters if v not in alive - vain), key=lambda v: v in alive)
         fewer = tuple(voter for voter in voters if voter not in useless[:1])
-        ready = next((name for name in names if raft.caught_up(name)), None)
-        if useless and majority(fewer, alive):
-            self._change_voters(fewer)
-        elif ready is not None:
-            self._change_voters((*voters, ready))
-        else:
-            raft.add_learner(next((name for name in names if name not in raft.learners), names[0]))
+        self._change_voters(fewer if useless and majority(fewer, alive) else (*voters, ready))
         return True
 
     def _possible_voters(self) -> list[str]:
-        """Voter ids of the members that serve, are within reach and could vote, in the order in which they
-        are to: data nodes first, then by the order of joining."""
+        """Voter ids of the members that serve, and of the founder, in whichever process, that are within
+        reach and could vote, in the order in which they are to: data nodes first, then by the order of
+        joining."""
         ctx, members = self.ctx, self._members
         found = [
             member
             for member in members.admitted.values()
-            if member.id in members.serving
-            and member.disk
-            and (member.address or member.id == ctx.run.founder)
+            if member.disk
             and ctx.reachable(member.id)
-            and ctx.links.incarnations.get(member.id, 0) == member.incarnation
+            and (member.id == members.founder or (member.address and self._serves(member)))
         ]
         names = [voter_id(member.id, member.disk) for member in sorted(found, key=lambda m: m.stage > 0)]
-        return [name for name in names if name not in self.raft.log.voters]
+        return [name for name in names if name not in self.raft.log.voters and not self.raft.lags(name)]
+
+    def _serves(self, member: Member) -> bool:
+        """True if this process of a member serves, by the log on this disk, and is the one that is linked."""
+        linked = self.ctx.links.incarnations.get(member.id, 0)
+        return member.id in self._members.serving and linked == member.incarnation
 
     def _change_voters(self, voters: tuple[str, ...]) -> None:
         """Propose these voters, unless that is not allowed now."""
@@ -338,8 +344,14 @@ class Voter(Timer):
                     self._members.fold(lines)
                     self.ctx.outbox.emit(Persist(number, term, vote, start, lines))
                 case Committed(_, line):
+                    if self._offered and self.raft.role is not Role.LEADER:
+                        self._led(line)
                     self._on_chosen(line)
                 case RoleChanged():
-                    if effect.leader not in ("", self.raft.me):
-                        self._offered.clear()
                     self._on_became(effect)
+
+    def _led(self, line: bytes) -> None:
+        """Forget the offers of the lead if this committed line says that another peer led: it is not the one
+        with which each leader begins, as who takes the lead and does nothing was offered it in vain."""
+        if not isinstance(decode_entry(line).record, NoOp):
+            self._offered.clear()
