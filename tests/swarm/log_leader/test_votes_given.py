@@ -5,132 +5,209 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Voters
-from anabranch.protocol.messages import Append, AskVote
+from anabranch.protocol.log.records import Entry, Members, Voters, encode_entry
+from anabranch.protocol.messages import AnyMessage, Append, AskVote
+from anabranch.protocol.raft import raft_log
+from anabranch.protocol.raft.types import peer_of
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.founder import founder_comes_back
+from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.fault_points import Fault
-from support.swarms.voters import come_back, has_voters, leads_three, one_history, records
+from support.swarms.leaving_voters import ask_to_go, gone_after, keepers
+from support.swarms.leaving_voters import until as run_until
+from support.swarms.voters import come_back, leads_three, one_history, records
 
 SETTINGS = Settings("anew", 1, 1, 4, 30, voters=3, snapshot_every=2)
-VOTERS = ("d0", "d1", "d2")
+
+
+def swarm(seed: int, data_nodes: int = 4, **settings: int) -> World:
+    machines = [Machine(f"d{n}", 0) for n in range(data_nodes)] + [Machine(f"r1.{n}", 1) for n in range(3)]
+    world = counting_world(replace(SETTINGS, **settings), machines, seed)
+    Invariants(world)
+    return world
+
+
+def all_die(world: World, back: tuple[int, ...] = (1, 2)) -> list[str]:
+    """Crash the three voters of the log at once, and return them, the founder first. back: positions of those
+    that come back a second later."""
+    died = [peer_of(voter) for voter in world.leading().peer.voter.raft.log.voters]
+    assert died[0] == "d0" and len(died) == 3
+    for position, peer in enumerate(died):
+        if world.nodes[peer].running:
+            world.crash(peer)
+        if position in back and position:
+            come_back(world, peer, 1.0, died[3 - position])
+    if 0 in back:
+        world.clock.after(1.0, lambda: founder_comes_back(world) and None)
+    return died
 
 
 def began_anew(
-    seed: int, back: tuple[int, ...] = (1, 2), settings: Settings = SETTINGS, data_nodes: int = 4
+    seed: int, back: tuple[int, ...] = (1, 2), data_nodes: int = 4, **settings: int
 ) -> tuple[World, list[str]]:
-    """Swarm whose three voters died at once, and these voters, the founder first. back: positions of those
-    that came back a second later."""
-    machines = [Machine(f"d{n}", 0) for n in range(data_nodes)] + [Machine(f"r1.{n}", 1) for n in range(3)]
-    world = counting_world(settings, machines, seed)
-    Invariants(world)
-    died: list[str] = []
-
-    def strike(world: World, node: object) -> None:
-        died.extend(voter.partition("/")[0] for voter in world.nodes["d0"].peer.ctx.log.voters)
-        for position, peer in enumerate(died):
-            world.crash(peer)
-            if position in back and position:
-                come_back(world, peer, 1.0, died[3 - position])
-        if 0 in back:
-            world.clock.after(1.0, lambda: founder_comes_back(world) and None)
-
-    Fault(world, ("d0",), leads_three(5), strike)
+    """Swarm of data nodes and three relays whose three voters died at once, as by `all_die`, with five steps
+    committed; and these voters."""
+    world, died = swarm(seed, data_nodes, **settings), list[str]()
+    Fault(world, ("d0",), leads_three(5), lambda world, node: died.extend(all_die(world, back)))
     while not died:
         world.clock.step()
     return world, died
 
 
-def voters_of(world: World, peer: str) -> set[str]:
-    return {voter.partition("/")[0] for voter in world.nodes[peer].peer.voter.raft.log.voters}
-
-
 def until(world: World, holds: Callable[[], bool], within_s: float) -> bool:
+    """Let the swarm go on until `holds`, but no longer than so; True if it does."""
     end = world.clock.now + within_s
     while not holds() and world.clock.now < end:
         world.clock.step()
     return holds()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_all_voters_began_anew_and_none_is_gone(seed: int) -> None:
-    world, _ = began_anew(seed, (0, 1, 2))
-    world.run(until_s=200)
-    print(world.clock.now, world.history().t, [r.ids for r in records(world, Voters)])
+def goes_on(world: World, within_s: float) -> bool:
+    then = world.history().t
+    return until(world, lambda: world.history().t > then + 3, within_s) and not wrong_states(world)
+
+
+def votes(world: World, among: list[str]) -> set[str]:
+    """Peers that vote by the newest log of the peers `among`."""
+    logs = [world.nodes[peer].peer.voter.raft.log for peer in among]
+    return {peer_of(voter) for voter in max(logs, key=lambda log: (log.last_term, log.length)).voters}
+
+
+def got_a_vote(world: World, died: list[str]) -> str:
+    """Waits for the member that gets a vote, and returns it."""
+    assert until(world, lambda: bool(votes(world, died[1:]) - set(died)), 30.0)
+    (member,) = votes(world, died[1:]) - set(died)
+    return member
+
+
+@pytest.mark.parametrize("back", [(1, 2), (0, 1, 2)])
+def test_all_voters_began_anew(back: tuple[int, ...]) -> None:
+    """All are back, or all but the founder."""
+    world, _ = began_anew(1, back)
+    world.run(until_s=100.0)
     assert world.history().t == 30 and not wrong_states(world)
     one_history(world)
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_plain(seed: int) -> None:
-    world, _ = began_anew(seed)
-    world.run(until_s=200)
-    print(world.clock.now, world.history().t, [r.ids for r in records(world, Voters)])
-    assert world.history().t == 30 and not wrong_states(world)
-    one_history(world)
+
+def test_the_only_voter_began_anew_and_is_not_the_founder() -> None:
+    """The founder is gone for good, and so is the data node that it shared the log with but one."""
+    machines = [Machine("d0", 0), Machine("d1", 0), Machine("d2", 0), Machine("r1.0", 1, reachable=False)]
+    world = counting_world(replace(SETTINGS, steps=1000), machines, 2)
+    Invariants(world)
+    run_until(world, 6.0)
+    newcomer = msgspec.structs.replace(world.nodes["d2"].member, id="d3", name="d3", address="d3:1")
+    world.crash("d0")
+    run_until(world, world.clock.now + 10.0)
+    only = world.leading().id
+    other = next(peer for peer in ("d1", "d2") if peer != only)
+    gone_after(world, ask_to_go(world, other), other)
+    world.add(newcomer, only, world.clock.now)
+    run_until(world, world.clock.now + 10.0)
+    assert keepers(world) == [only]
+    world.crash(only)
+    come_back(world, only, 1.0, "d3")
+    assert goes_on(world, 60.0)
+    assert world.leading().id == "d3"
 
 
-def test_a_founder_that_comes_back_when_all_others_are_gone_leads() -> None:
-    """Its vote was taken, as it was out of reach, and the member that got one instead dies before it leads;
-    so do all other members. The founder has its directory: it gets its vote back, and resumes the run."""
+def test_the_founder_that_is_back_later_has_its_vote_again() -> None:
+    """It lost its vote, as it was out of reach. The member that got one instead dies before it leads, as do
+    all others that serve: nobody but the founder can lead, and it resumes the run."""
     world, died = began_anew(1)
-    stay = set(died)
-    assert until(world, lambda: "d0" not in voters_of(world, died[1]) or "d0" not in voters_of(world, died[2]), 60)
-    for peer, node in world.nodes.items():
-        if peer not in stay and node.running:
-            world.crash(peer)
+    assert until(world, lambda: "d0" not in votes(world, died[1:]), 30.0)
+    for peer in world.nodes.keys() - set(died):
+        world.crash(peer)
     world.clock.after(5.0, lambda: founder_comes_back(world) and None)
-    world.clock.after(20.0, lambda: come_back(world, "r1.1", 0.0, "d0"))
-    then = world.history().t
-    assert until(world, lambda: world.history().t > then + 3, 120), [voters_of(world, p) for p in died]
+    come_back(world, "r1.1", 20.0, "d0")
+    assert goes_on(world, 100.0), votes(world, died[1:])
 
 
-def test_a_false_disk_costs_no_voter_its_vote() -> None:
-    """The only members that serve have other disks than they said: none ever has the log, and nobody out of
-    reach is to lose its vote for them."""
+def test_nobody_loses_its_vote_for_a_member_that_never_has_the_log() -> None:
+    """The members that serve have other disks than they said. Two voters that are left bear no loss; the
+    third, out of reach, keeps its vote."""
     world, died = began_anew(1)
-    for peer in set(world.nodes) - set(died):
+    for peer in world.nodes.keys() - set(died):
         world.nodes[peer].peer.voter.raft.me = f"{peer}/other"
-    until(world, lambda: False, 30)
-    assert "d0" in voters_of(world, died[1]) and "d0" in voters_of(world, died[2])
+    until(world, lambda: False, 30.0)
+    assert votes(world, died[1:]) == set(died)
 
 
-def test_who_takes_the_lead_and_is_silent_is_asked_three_times() -> None:
-    """The member that gets the vote takes the lead at each offer, says once that it leads, and no more."""
+@pytest.mark.parametrize("deed", ["declines", "is silent"])
+def test_who_got_a_vote_and_does_not_lead_loses_it(deed: str) -> None:
+    """It does not take the lead; or it does, at each offer, says once in each term that it leads, and no
+    more. After three offers the next member gets a vote. The fellow whose process began anew could not lead,
+    and keeps its vote all the while."""
     world, died = began_anew(1)
-    liar, said = "", set()
+    liar, said = got_a_vote(world, died), set[int]()
 
-    def mouth(message: object) -> object:
-        if isinstance(message, Append):
-            if message.term in said and silent:
-                return None
-            said.add(message.term)
-        return message
-    silent = True
-    d1 = world.nodes[died[1]].peer.voter.raft
-    def given():
-        for p in died[1:]:
-            got = voters_of(world, p) - set(died)
-            if got: return sorted(got)[0]
-        return ""
-    assert until(world, lambda: bool(given()), 60)
-    liar = given()
+    def mouth(message: AnyMessage) -> AnyMessage | None:
+        if isinstance(message, AskVote):
+            return message if deed == "is silent" else None
+        if not isinstance(message, Append):
+            return message
+        first = message.term not in said
+        said.add(message.term)
+        return message if first else None
+
     world.mouths[liar] = mouth
-    then = world.history().t
-    until(world, lambda: world.history().t > then + 3, 150)
-    print(liar, len(said), world.clock.now, [r.ids for r in records(world, Voters)])
-    assert world.history().t > then + 3
+    assert goes_on(world, 60.0)
+    assert len(said) == (3 if deed == "is silent" else 0)
+    assert world.leading().id != liar
+    given = [r.ids for r in records(world, Voters)]
+    among = [{peer_of(voter) for voter in voters} for voters in given[3 : len(given)]]
+    assert all(set(died[1:]) <= voters for voters in among[:3]), given
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_without_snapshots_the_founder_leads_that_is_there(seed: int) -> None:
-    """Data nodes all gone."""
-    world, died = began_anew(seed, (0, 1, 2), replace(SETTINGS, snapshot_every=0, checkpoint_every=2), data_nodes=2)
-    then = world.history().t
-    until(world, lambda: world.history().t >=30, 150)
-    print(then, world.clock.now, world.history().t, [r.ids for r in records(world, Voters)], [ (n[1],n[3]) for n in world.notes if n[2] in("waiting",)][-1:])
-    assert world.history().t >= 30
+def test_only_committed_lines_tell_who_serves() -> None:
+    """A line that removes a member may be truncated: by it nobody ceases to serve."""
+    world = swarm(1)
+    lines: list[str] = []
+
+    def strike(world: World, node: Node) -> None:
+        raft = world.nodes[peer_of(node.peer.voter.raft.log.voters[1])].peer.voter.raft
+        at, record = raft.log.position, Members(99, removed={"r1.2": "it is gone"})
+        line = encode_entry(Entry(index=at.index, term=raft.term, previous=at.previous, record=record))
+        append = Append(raft.leader, raft.me, raft.term, at.index, at.previous, (line,), raft.commit_index, 1)
+        voter = world.nodes[peer_of(raft.me)].peer.voter
+        assert voter.receive("d0", append) is None and raft.log.length == at.index + 1
+        lines.extend(voter._members.serving)
+        world.clock.after(0.0, world.clock.step)
+
+    Fault(world, ("d0",), leads_three(5), strike)
+    while not lines:
+        world.clock.step()
+    assert "r1.2" in lines
+
+
+@pytest.mark.xfail(strict=True, reason="without snapshots a lost stage makes the run wait, whoever leads")
+def test_without_snapshots_the_founder_that_is_back_later_leads() -> None:
+    """All data nodes died. A member that serves leads when the founder comes back, and the state that the run
+    could go on from is in the founder's directory: whoever joins cannot resume the run from it."""
+    world, _ = began_anew(1, data_nodes=2, snapshot_every=0, checkpoint_every=2)
+    world.clock.after(20.0, lambda: founder_comes_back(world) and None)
+    assert goes_on(world, 100.0)
+
+
+@pytest.mark.xfail(strict=True, reason="a disk whose log begins later does not tell who was admitted before")
+def test_voters_of_a_long_run_know_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The voters but the founder came late, and got none of the log's oldest lines."""
+    monkeypatch.setattr(raft_log, "LINES_KEPT", 8)
+    world = swarm(1, steps=1000)
+    run_until(world, 4.0)
+    for _ in range(2):
+        world.crash(next(peer for peer in keepers(world) if peer != "d0" and is_early(world, peer)))
+        run_until(world, world.clock.now + 10.0)
+    assert not any(is_early(world, peer) for peer in keepers(world) if peer != "d0")
+    all_die(world)
+    assert goes_on(world, 60.0)
+
+
+def is_early(world: World, peer: str) -> bool:
+    """True if this peer's disk has the log's first line."""
+    return world.nodes[peer].disk.kept(0).start.index == 0

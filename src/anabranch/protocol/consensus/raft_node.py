@@ -341,9 +341,9 @@ class Voter(Timer):
                 case Send(message):
                     self.ctx.outbox.send(peer_of(message.to), message)
                 case Write(number, term, vote, start, lines):
-                    self._members.fold(lines)
                     self.ctx.outbox.emit(Persist(number, term, vote, start, lines))
                 case Committed(_, line):
+                    self._members.fold((line,))
                     if self._offered and self.raft.role is not Role.LEADER:
                         self._led(line)
                     self._on_chosen(line)
