@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from anabranch.protocol.log.records import Genesis, Member, Members, decode_entry
+from anabranch.protocol.log.records import Genesis, Member, Members, Revoke, decode_entry
 
 
 class LogMembers:
     """Members that the lines of a log admitted, which may be later ones than its first. admitted: newest
-    admission of each, of removed ones too, in the order of joining. serving: those that serve, or are to.
-    founder: peer with the run's directory ("": the lines do not tell)."""
+    admission of each, of removed ones too, in the order of joining. serving: those that serve, or are to, and
+    are not revoked. founder: peer with the run's directory ("": the lines do not tell)."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.admitted: dict[str, Member] = {}
@@ -27,6 +27,8 @@ class LogMembers:
             record = decode_entry(line).record
             if isinstance(record, Genesis):
                 self.founder = record.leader
+            elif isinstance(record, Revoke):  # their removal may not be logged yet
+                self.serving -= {m.id for m in self.admitted.values() if record.id in (m.id, m.ticket)}
             elif isinstance(record, Members):
                 self.serving -= {*record.removed, *(member.id for member in record.joined)}
                 for member in record.joined:
