@@ -12,10 +12,10 @@ from anabranch.net.identity import Identity
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.create_run import LEADER_NAME
 from anabranch.protocol.consensus.log_replay import fold
-from anabranch.protocol.consensus.raft_node import voter_id
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.records import AnyRecord, Entry, Genesis, Voters, encode_entry
 from anabranch.protocol.raft.raft_log import RaftLog
+from anabranch.protocol.raft.types import voter_id
 from support.local_swarms import created, small_run
 
 

@@ -182,10 +182,9 @@ def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None
     assert not run_seed(44305365, "rounds").failed
 
 
-@pytest.mark.xfail(strict=True, reason="only members lead, and only voters are elected: here none is both")
 def test_voters_that_began_anew_hand_the_lead_to_a_member() -> None:
-    """The third voter is gone for good, and the processes of the two others are new: they have the log,
-    and no member is left that votes."""
+    """The third voter was gone for good, and the processes of the two others were new: they had the log, and
+    no member was left that votes, so nobody could lead (I4)."""
     assert not run_seed(48019858, "rounds").failed
 
 
@@ -331,7 +330,7 @@ def test_seeds_have_what_the_aimed_phases_of_a_round_need() -> None:
 
 def test_faults_hit_every_phase_of_a_round() -> None:
     met = Counter[str]()
-    for seed in (4, 7, 29):
+    for seed in (9, 14):
         outcome = run_seed(seed, ROUNDS.name)
         assert not outcome.violation, (seed, outcome.violation)
         met.update(fault.phase for fault in outcome.faults if fault.phase == fault.aimed)

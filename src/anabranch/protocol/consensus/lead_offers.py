@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from anabranch.protocol.consensus.raft_node import Voter, peer_of
+from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.raft.types import peer_of
 
 #: Time (s) between two offers of the lead, to the founder or to a peer that hears more members. An offer that
 #: is not taken stops the leader for one timeout, so offers must be rare.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from anabranch.protocol.consensus.raft_node import Voter, peer_of, voter_id
+from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Voters
-from anabranch.protocol.raft.types import majority
+from anabranch.protocol.raft.types import majority, peer_of, voter_id
 
 #: Active members above which there are five voters.
 MANY = 50
@@ -71,14 +71,6 @@ def next_voters(
     return following if majority(following, alive) else None
 
 
-def heard(ctx: PeerContext, voter: Voter) -> set[str]:
-    """Voter ids of the voters and learners that this leader can reach and that answered it (or were first
-    sent the log) in the last two heartbeat intervals. The leader counts as having answered."""
-    raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
-    reachable = {name for name in {*raft.log.voters, *raft.learners} if ctx.reachable(peer_of(name))}
-    return {name for name in reachable if raft.replication.heard_at(name) >= recently}
-
-
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
     """Voter ids that the log should have, the leader's first: the present ones that are still members with
     the same disk and can catch up, and new ones among the active members within reach that have an address
@@ -109,7 +101,7 @@ def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> lis
     if len(names) == 2 and ctx.me == ctx.run.founder:
         return [raft.me]
     if len(names) % 2 == 0 and len(names) > 2:
-        alive = heard(ctx, voter)
+        alive = voter.heard()
         spare = [name for name in names[1:] if peer_of(name) != ctx.run.founder]
         names.remove(min(reversed(spare), key=lambda name: name in alive))
     return names
@@ -124,7 +116,7 @@ def change(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> Vot
         if name not in raft.log.voters:
             raft.add_learner(name)
     ready = [name for name in names if raft.caught_up(name)]
-    following = next_voters(raft.log.voters, names, ready, heard(ctx, voter))
+    following = next_voters(raft.log.voters, names, ready, voter.heard())
     if following is None or raft.change_problem(following):
         return None
     return Voters(following)
@@ -134,7 +126,7 @@ def fewer(ctx: PeerContext, voter: Voter) -> Voters | None:
     """Record that removes one voter, on the way to the leader as the only voter; None: none can be removed.
     Dead voters go first, and any voter only while all that remain answered a moment ago (two voters tolerate
     no loss)."""
-    raft, alive = voter.raft, heard(ctx, voter)
+    raft, alive = voter.raft, voter.heard()
     others = [v for v in raft.log.voters if v != raft.me]
     removed = min(others, key=lambda v: (v in alive, raft.replication.heard_at(v)), default=None)
     if removed is None or any(v not in alive for v in others if v != removed):

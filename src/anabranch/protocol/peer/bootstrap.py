@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
-from anabranch.protocol.consensus.raft_node import SavedVoterState, peer_of, voter_id
+from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.records import AnyRecord, Control, Genesis, Member, Members, Rollback, Voters
@@ -16,6 +16,7 @@ from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.peer.peer import Peer, no_certificate
 from anabranch.protocol.peer.takeover import Certify
 from anabranch.protocol.raft.raft_log import RaftLog
+from anabranch.protocol.raft.types import peer_of, voter_id
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint
 from anabranch.protocol.rounds.plan import freed
 

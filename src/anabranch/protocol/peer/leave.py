@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.consensus.raft_node import Voter
-from anabranch.protocol.consensus.voter_selection import heard, target
+from anabranch.protocol.consensus.voter_selection import target
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.interface.events import Stop
@@ -109,7 +109,7 @@ class LeaveProcess(Timer):
         """True if a peer that does not leave can be made a voter: the run has several voters, and a majority
         of them is heard."""
         ctx, voter = self._ctx, self._voter
-        if ctx.run.settings.voters == 1 or not majority(voter.raft.log.voters, heard(ctx, voter)):
+        if ctx.run.settings.voters == 1 or not majority(voter.raft.log.voters, voter.heard()):
             return False
         return any(name != voter.raft.me for name in target(ctx, voter, leaving))
 

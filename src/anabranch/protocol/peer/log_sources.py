@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from anabranch.protocol.consensus.raft_node import Voter, peer_of, voter_id
+from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.messages import Elsewhere, FetchLog, Ping
 from anabranch.protocol.peer.shared_state import SharedParts
+from anabranch.protocol.raft.types import peer_of, voter_id
 
 #: Time (s) after which a leader whose log stays shorter than this peer's has lost entries. A choice: several
 #: heartbeats, in which a leader that begins has read its log.

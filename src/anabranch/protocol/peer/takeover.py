@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter, peer_of
+from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import STALL_FACTOR
 from anabranch.protocol.fleet.admission import Admission
@@ -18,7 +18,7 @@ from anabranch.protocol.peer.join import JoinProcess
 from anabranch.protocol.peer.link_events import LinkEvents
 from anabranch.protocol.peer.log_apply import note_record
 from anabranch.protocol.peer.shared_state import SharedParts
-from anabranch.protocol.raft.types import Role, RoleChanged
+from anabranch.protocol.raft.types import Role, RoleChanged, peer_of
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint
 from anabranch.protocol.rounds.plan import Plan
 

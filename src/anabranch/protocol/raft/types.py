@@ -1,4 +1,5 @@
-"""Roles of a voter and their transitions, and the effects that a voter asks its owner to carry out."""
+"""Ids of voters, their roles and the transitions of these, and the effects that a voter asks its owner to
+carry out."""
 
 from __future__ import annotations
 
@@ -14,6 +15,16 @@ RaftMessage = AskVote | Vote | Append | Appended | TakeOver
 def majority(voters: Collection[str], those: Collection[str]) -> bool:
     """True if `those` include a majority of the peers `voters`."""
     return 2 * sum(voter in those for voter in voters) > len(voters)
+
+
+def voter_id(peer: str, nonce: str) -> str:
+    """Voter id of `peer` with the disk named `nonce`. A peer that lost its disk gets another id."""
+    return f"{peer}/{nonce}" if nonce else peer
+
+
+def peer_of(voter: str) -> str:
+    """Id of the peer to which a voter id belongs."""
+    return voter.partition("/")[0]
 
 
 class Role(Enum):

@@ -91,7 +91,8 @@ class FaultProfile:
     too. delayed: True if all of its seeds have two iterations in flight, instead of some. carriers: True if
     all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of some.
     tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private: True
-    if the rounds of its seeds are on data of the machines' own."""
+    if the rounds of its seeds are on data of the machines' own. scarce: factors of the weights of phases and
+    of kinds that are hit more seldom than others, by the last seeds that were run."""
 
     name: str
     kinds: tuple[str, ...]
@@ -106,6 +107,7 @@ class FaultProfile:
     carriers: bool = False
     tickets: bool = False
     private: bool = False
+    scarce: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -124,18 +126,23 @@ PROFILES = {
         FaultProfile("storm", tuple(KINDS), (2, 6)),
         FaultProfile("partition", (*_WIRES, "freeze", "slow node", "clock jump"), (2, 4)),
         FaultProfile("hostile", (*_BYTES, "crash", "join"), (2, 5), guests=True),
-        FaultProfile("rounds", tuple(KINDS), (5, 7), islands=True, crews=True, in_rounds=True),
+        FaultProfile(
+            "phases", tuple(KINDS), (6, 8), islands=True, crews=True, in_rounds=True,
+            scarce=((LATE_SLOTS, 1.3), (INNER_STEPS, 1.05), ("leader crash", 1.7)),
+        ),
     )
-}
+}  # fmt: skip
 #: Profile whose turn comes in every third seed; the other ones of PROFILES take turns in the rest.
-ROUNDS = PROFILES["rounds"]
+ROUNDS = PROFILES["phases"]
 OTHERS = tuple(profile for profile in PROFILES.values() if profile is not ROUNDS)
 #: Profile of deeds whose defence is not built yet: its seeds may fail, and no turn comes to it.
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
 #: Profile of runs with rounds of islands, whose faults are aimed at no phase of a round: tests kept seeds of
-#: it before `rounds` came.
+#: it before `phases` came.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
-#: The same for rounds of pipeline islands, in seeds of two stages or more.
+#: Profile that had the turns of `phases` until 2026-12-01, with fewer faults; tests keep seeds of it.
+FORMER = FaultProfile("rounds", tuple(KINDS), (5, 7), islands=True, crews=True, in_rounds=True)
+#: As `islands`, for rounds of pipeline islands, in seeds of two stages or more.
 CREWS = FaultProfile("crews", tuple(KINDS), (1, 4), churn=0.1, islands=True, crews=True)
 #: Rounds of machines that hold the whole model and have data of their own.
 PRIVATE = FaultProfile("private", tuple(KINDS), (1, 5), churn=0.1, islands=True, in_rounds=True, private=True)
@@ -149,7 +156,7 @@ TICKETS = FaultProfile("tickets", tuple(KINDS), (2, 6), churn=0.2, tickets=True)
 #: Profiles that are run by name only.
 BY_NAME = {
     profile.name: profile
-    for profile in (UNDEFENDED, ISLANDS, CREWS, PRIVATE, DELAYED, CARRIERS, TICKETS)
+    for profile in (UNDEFENDED, FORMER, ISLANDS, CREWS, PRIVATE, DELAYED, CARRIERS, TICKETS)
 }
 
 
@@ -189,7 +196,7 @@ _ROUND_HITS = {INNER_STEPS: 0.95, STEPS_AHEAD: 0.8, SLOT_READY: 0.9, LATE_SLOTS:
 _ROUND_REPLICA, _ROUND_ONE_ROLE, _ROUND_DATA = 0.8, 0.6, 0.4
 #: Passes of the fitting after which the weights have converged.
 _FITTING_PASSES = 25
-#: Weight of a phase of PHASES in `rounds`, relative to a phase of a round: the other profiles, which have two
+#: Weight of a phase of PHASES in `phases`, relative to a phase of a round: the other profiles, which have two
 #: thirds of the seeds, hit it, too.
 _OF_STEPS = 0.22
 
@@ -214,14 +221,17 @@ def weights(profile: FaultProfile) -> list[float]:
     """Weight of each of `profile.cells`, in their order. Pairs drawn by weight are hit about equally often,
     over all profiles that draw them."""
     if profile.in_rounds:
-        return [(1.0 if cell[1] in ROUND_PHASES else _OF_STEPS) / hits(*cell) for cell in profile.cells]
+        scarce = dict(profile.scarce)
+        share = [1.0 if phase in ROUND_PHASES else _OF_STEPS for _, phase in profile.cells]
+        more = [scarce.get(kind, 1.0) * scarce.get(phase, 1.0) for kind, phase in profile.cells]
+        return [a * b / hits(*cell) for a, b, cell in zip(share, more, profile.cells, strict=True)]
     return [_step_weights()[cell] for cell in profile.cells]
 
 
 @cache
 def _step_weights() -> dict[tuple[str, str], float]:
     """Weight of each reachable (kind, phase) pair with a phase of PHASES, for the profiles other than
-    `rounds`. A pair weighs more if few profiles draw its kind, or if few of its faults find a victim. The
+    `phases`. A pair weighs more if few profiles draw its kind, or if few of its faults find a victim. The
     weights come from iterative proportional fitting."""
     found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(_cells(PHASES))}
     for _ in range(_FITTING_PASSES):

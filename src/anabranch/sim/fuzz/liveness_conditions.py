@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from anabranch.protocol.consensus.raft_node import peer_of
+from anabranch.protocol.raft.types import peer_of
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 

@@ -179,7 +179,7 @@ class DrawnSeed:
 
 
 def profile_of(seed: int) -> str:
-    """Name of the fault profile that a seed has if the user gives none: `rounds` for every third seed, the
+    """Name of the fault profile that a seed has if the user gives none: `phases` for every third seed, the
     other ones of PROFILES in turn for the rest."""
     turn = seed % len(OTHERS)
     return ROUNDS.name if (seed + seed // len(OTHERS)) % 3 == 0 else OTHERS[turn].name
@@ -189,7 +189,7 @@ def draw(seed: int, profile_name: str) -> DrawnSeed:
     """Swarm and faults of a seed under the profile of this name; a pure function, the same on every machine.
     Raises KeyError for an unknown profile."""
     profile = profile_named(profile_name)
-    # Seeds whose number would give them `hostile` by turn (were it not for `rounds`) draw its faults alone.
+    # Seeds whose number would give them `hostile` by turn (were it not for `phases`) draw its faults alone.
     if profile.guests and OTHERS[seed % len(OTHERS)] != profile:
         return _with_guests(seed, profile)
     return _with_faults(seed, profile)
