@@ -348,6 +348,8 @@ class Voter(Timer):
                         self._led(line)
                     self._on_chosen(line)
                 case RoleChanged():
+                    if effect.leader and self.ctx.admitted():
+                        self.ctx.dialer.use_fellows({})  # a member dials members, and is dialled by others
                     self._on_became(effect)
 
     def _led(self, line: bytes) -> None:
