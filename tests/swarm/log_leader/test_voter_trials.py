@@ -98,8 +98,8 @@ class VoterTrial:
                 assert raft.log.line(index) == world.log[index], f"{node.id}: another history"
 
 
-# 2123: elected, its own removal unread. 1355: the leader dialled the founder, which was back without its disk,
-# again and again from its own disk's addresses, so that the founder never came by its own dial, with its ticket.
+# 2123: elected, its own removal unread. 1355: the leader dialled the founder, which was back without a disk,
+# again and again at the address on its own disk, so the founder never came by its own dial, with its ticket.
 @pytest.mark.parametrize("seed", first_of([2123, 1355, *range(12)], 6))
 def test_a_few(seed: int) -> None:
     VoterTrial(seed).carry_out()
