@@ -87,35 +87,43 @@ class Turns:
         self._seated = seated
         self._loop = asyncio.get_running_loop()
         #: What waits, by link; the link whose turn is next is first.
-        self._waiting: dict[Link, deque[Callable[[], None]]] = {}
+        self._members: dict[Link, deque[Callable[[], None]]] = {}
+        self._strangers: dict[Link, deque[Callable[[], None]]] = {}
         self._buckets: weakref.WeakKeyDictionary[Link, TokenBucket] = weakref.WeakKeyDictionary()
         self._planned: asyncio.Handle | None = None
+        self._soon = False
+        """True if the planned turn comes without a rest."""
         self._rests_until = 0.0
 
     def put(self, link: Link, work: Callable[[], None]) -> None:
         """Call `work` once it is the link's turn, and all that was put for the link before is done."""
-        waiting = self._waiting.setdefault(link, deque())
+        seated = link not in self._strangers and (link in self._members or self._seated(link.peer_id))
+        waiting = (self._members if seated else self._strangers).setdefault(link, deque())
         waiting.append(work)
         if len(waiting) == WAITING_MESSAGES:
             link.hold_messages(True)
-        if self._planned is None or len(waiting) == 1:
-            self._plan()
+        if self._planned is None or not self._soon:
+            self._plan(seated and self._is_prompt(link))
 
-    def _plan(self) -> None:
-        if self._planned is not None:
+    def _plan(self, soon: bool) -> None:
+        """Plan the next turn, in place of one that comes after a rest. soon: without a rest."""
+        if self._planned is not None and soon:
             self._planned.cancel()
-        self._planned = None
-        if any(map(self._is_prompt, self._waiting)):
-            self._planned = self._loop.call_soon(self._take)
-        elif self._waiting:
-            self._planned = self._loop.call_at(self._rests_until, self._take)
+            self._planned = None
+        if self._planned is None and (soon or self._members or self._strangers):
+            self._soon = soon
+            rests_until = self._rests_until
+            self._planned = (
+                self._loop.call_soon(self._take) if soon else self._loop.call_at(rests_until, self._take)
+            )
 
     def _is_prompt(self, link: Link) -> bool:
+        """True if this link to a member has brought no more than PROMPT messages."""
         bucket = self._buckets.get(link)
         if bucket is None:
             bucket = self._buckets[link] = TokenBucket(PROMPT.burst, self._loop.time())
         bucket.fill(PROMPT.burst, PROMPT.per_s, self._loop.time())
-        return bucket.left >= 1.0 and self._seated(link.peer_id)
+        return bucket.left >= 1.0
 
     def _take(self) -> None:
         self._planned = None
@@ -125,24 +133,30 @@ class Turns:
             self._serve(prompt=False)
             now = self._loop.time()
             self._rests_until = now + REST * (now - began)
-        self._plan()
+        self._plan(any(map(self._is_prompt, self._members)))
 
     def _serve(self, prompt: bool) -> None:
         """Handle messages of links that are prompt, or of the others, for TURN_S seconds."""
         until = self._loop.time() + TURN_S
-        while links := [link for link in self._waiting if self._is_prompt(link) == prompt]:
+        while links := self._next(prompt):
             for link in links:
                 if self._loop.time() >= until:
                     return
                 if prompt:
                     self._buckets[link].left -= 1.0
-                waiting = self._waiting.pop(link)
+                kept = self._members if link in self._members else self._strangers
+                waiting = kept.pop(link)
                 work = waiting.popleft()
                 if waiting:
-                    self._waiting[link] = waiting  # last in turn
+                    kept[link] = waiting  # last in turn
                 if len(waiting) == WAITING_MESSAGES // 2:
                     link.hold_messages(False)
                 work()
+
+    def _next(self, prompt: bool) -> list[Link]:
+        """Links of which a message waits that are prompt, or the others."""
+        found = [link for link in self._members if self._is_prompt(link) == prompt]
+        return found if prompt else [*found, *self._strangers]
 
 
 def ticket_of(shown: Grant | MembershipCertificate) -> str:
