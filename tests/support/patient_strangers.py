@@ -1,4 +1,4 @@
-"""Process of a stranger with many keys of one ticket, each of which sends what the budgets of messages permit."""
+"""Process of a stranger with many keys of one ticket, which send what the budgets of messages permit."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def giving(world: World, guests: set[str], payload: Payload) -> list[int]:
 @pytest.mark.parametrize("payload", [FALSE, BROKEN])
 @pytest.mark.parametrize("guests", [{"r1.0"}, {"r1.0", "r1.1"}])
 def test_false_gradients_again_and_again(guests: set[str], payload: Payload) -> None:
-    """Of four relays. Seen live: with one guest whose gradients overflow the run ended after 3 s, as it was
-    found with inputs of several relays; with two guests after 6 s, as it was."""
+    """Guests are one or two relays of four. Seen live: with one whose gradients overflow the run ended after
+    3 s, as overflows counted as of several relays' inputs; with two after 6 s, as they were."""
     world = swarm(4, stages=1, steps=STEPS)
     world.strict = False  # tasks may fail
     overflowing(world, 0, lambda task, inputs: isinstance(task, tasks.WeightGradient) and FALSE in inputs)

@@ -86,7 +86,7 @@ class Turns:
     def __init__(self, seated: Callable[[str], bool]) -> None:
         self._seated = seated
         self._loop = asyncio.get_running_loop()
-        #: What waits, by link; the link whose turn is next is first.
+        #: Work that waits, by link; the link whose turn is next is first.
         self._members: dict[Link, deque[Callable[[], None]]] = {}
         self._strangers: dict[Link, deque[Callable[[], None]]] = {}
         self._buckets: weakref.WeakKeyDictionary[Link, TokenBucket] = weakref.WeakKeyDictionary()

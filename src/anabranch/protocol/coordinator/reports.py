@@ -227,15 +227,16 @@ class Reports:
         sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
         suppliers = {source for each in sources.values() for source in each}
         if suppliers and not suppliers & {"", me}:
-            could = {peer for each in suppliers for peer in membership.live(self._beside(stage, each), current.t)}
+            beside = {self._beside(stage, each) for each in suppliers}
+            could = {peer for each in beside for peer in membership.live(each, current.t)}
             if 2 * len(suppliers & could) <= len(could) and could - suppliers:
                 return True
         for source in {source for each in sources.values() for source in each if source}:
             others = [peer for peer in serving if sources.get(peer, [source]) != [source]]
             if me == source or me in others or 2 * len(others) >= len(serving):
                 continue
-            beside = self._beside(stage, source)
-            if beside and any(peer != source for peer in membership.live(beside, current.t)):
+            its = self._beside(stage, source)
+            if its and any(peer != source for peer in membership.live(its, current.t)):
                 return True
         return False
 
