@@ -1,10 +1,12 @@
 """Deeds of hostile guests that the tests of live runs alone do: other payloads for some peers or in answers,
-links made anew all the time, payloads that nobody asked for, messages of which a field is changed."""
+links made anew all the time, payloads that nobody asked for, messages of which a field is changed, gradients
+for others."""
 
 from __future__ import annotations
 
 import math
 import random
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,9 +18,9 @@ from anabranch.background import background
 from anabranch.net.errors import NetError
 from anabranch.net.framing import Blob
 from anabranch.node.chaos.guests.guest_process import run_guest
-from anabranch.node.chaos.guests.member_deeds import Deed, Guest, Role
+from anabranch.node.chaos.guests.member_deeds import Deed, Guest, Role, withhold
 from anabranch.protocol import messages as msg
-from anabranch.protocol.interface.events import Send
+from anabranch.protocol.interface.events import Received, Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from support.lying_peer import LyingPeer, WorkerDeed
 
@@ -28,6 +30,9 @@ KEPT_S = 0.4
 AT_ONCE = 8
 #: Payloads that a guest sends each peer every tenth of a second, while few of them wait.
 BURSTS, WAITING_BYTES = 16, 32 << 20
+#: Shape of the activations of small runs, and a gradient of it that overflows where it is used.
+SHAPE = (1, 16, 16)
+HUGE = struct.pack("<f", 3e38) * math.prod(SHAPE)
 
 _kept: list[tuple[float, Send]] = []
 
@@ -169,7 +174,30 @@ def _mutate(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=changed), *([send] if chance < 0.025 else [])]
 
 
+def _forwarded(guest: Guest, received: Received) -> bool:
+    """Note the microbatches that the guest is sent, by their sender and iteration."""
+    message = received.message
+    if isinstance(message, msg.Forward) and message.train:
+        _asked.setdefault((received.peer, message.fence.t), set()).add(message.index)
+    return True
+
+
+def _give_for_others(peer: DrivenPeer) -> None:
+    """Give a gradient that overflows for each microbatch that the guest was sent in the open iteration, again
+    and again."""
+    iteration = peer.peer.iteration
+    for (sender, t), indices in list(_asked.items()):
+        link = peer.links._links.get(sender)
+        if iteration is None or link is None or t != iteration.t:
+            continue
+        for index in indices:
+            said = msg.Backward(peer.peer.ctx.fence(t, iteration.base), index)
+            link.send(msg.encode(said), Blob("float32", SHAPE, HUGE), priority=0)
+            peer.begin()
+
+
 _rng = random.Random(14)
+_asked: dict[tuple[str, int], set[int]] = {}
 
 TRANSPORT_DEEDS: dict[str, Deed] = {
     deed.name: deed
@@ -179,6 +207,11 @@ TRANSPORT_DEEDS: dict[str, Deed] = {
         DriverDeed("pours", Role.SERVES, act=_pour),
         Deed("answers nonsense", Role.SERVES, _answer_nonsense),
         Deed("changes fields", Role.SERVES, _mutate),
+        DriverDeed(
+            *("gives for others", Role.SERVES, withhold(msg.Forward, msg.Backward)),
+            act=_give_for_others,
+            hear=_forwarded,
+        ),
     )
 }
 

@@ -172,6 +172,12 @@ class Link:
         if self.closed_reason is None:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
+    def hold_messages(self, hold: bool) -> None:
+        """Stop reading messages without payload (`hold` True), which then wait at the other side, or read on
+        (False)."""
+        if self.closed_reason is None:
+            (self.control.pause_for if hold else self.control.resume_for)("held")
+
     def limit_payloads(self, max_payload_bytes: int) -> None:
         """Change the largest payload (bytes) that is accepted from now on; payloads that have begun are not
         affected. A larger one, or a packed one that is larger when unpacked, is a broken frame: the link

@@ -218,18 +218,25 @@ class Reports:
         return len(serving) // 2 + 1
 
     def _one_source(self, current: Round, stage: int, index: int) -> bool:
-        """True if one relay alone may have made up the inputs with which a microbatch overflowed, so that the
-        step is not skipped yet: all that report the overflow had their inputs from that relay, or all but so
-        few replicas that they may lie together, and another relay could send inputs. False if this peer is
-        that relay, or itself found the overflow with inputs of another."""
+        """True if one relay alone, or half of its stage, may have made up the inputs with which a microbatch
+        overflowed, so that the step is not skipped yet: all that report the overflow had their inputs from
+        that relay, or all but so few replicas that they may lie together, and another relay could send
+        inputs. False if this peer is that relay, or itself found the overflow with inputs of more than half
+        of the relays."""
         membership, me = self.ctx.run.membership, self.ctx.me
         sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
+        suppliers = {source for each in sources.values() for source in each}
+        if suppliers and not suppliers & {"", me}:
+            beside = {self._beside(stage, each) for each in suppliers}
+            could = {peer for each in beside for peer in membership.live(each, current.t)}
+            if 2 * len(suppliers & could) <= len(could) and could - suppliers:
+                return True
         for source in {source for each in sources.values() for source in each if source}:
             others = [peer for peer in serving if sources.get(peer, [source]) != [source]]
             if me == source or me in others or 2 * len(others) >= len(serving):
                 continue
-            beside = self._beside(stage, source)
-            if beside and any(peer != source for peer in membership.live(beside, current.t)):
+            its = self._beside(stage, source)
+            if its and any(peer != source for peer in membership.live(its, current.t)):
                 return True
         return False
 

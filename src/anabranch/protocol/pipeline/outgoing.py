@@ -87,6 +87,11 @@ class OutgoingMicrobatch:
     unsent: int = 0
     unacknowledged: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def giver(self) -> str:
+        """Peer that gave the microbatch's gradient, else the one that has it; "" if there is none."""
+        return self.given_by or self.peer or ""
+
     def bound_for(self) -> Collection[str]:
         """Peers whose expected load includes this microbatch. While it waits: the peer that it is held back
         for, else every peer asked for a credit, so that requests spread over the peers. Else the peer that

@@ -273,12 +273,13 @@ class Repairs:
 
     def reject(self, index: int, reason: str) -> None:
         """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
-        again; the peer that has it counts as less preferred for it. KeyError if this peer does not send
-        it."""
-        item, peer = self._sender.items[index], self._sender.items[index].peer or ""
+        again; the peer that gave it, which may be another one than has it now, counts as less preferred for
+        it, and gives no further one unless it is asked anew. KeyError if this peer does not send it."""
+        item, peer = self._sender.items[index], self._sender.items[index].giver
         self.ctx.outbox.refuse(peer, "Backward", reason)
-        item.returned = False
+        item.returned, item.given_by = False, ""
         item.refused_by[peer] += 1
+        item.told.discard(peer)
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
@@ -287,9 +288,9 @@ class Repairs:
         it may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
         overflow is entered in `claims`."""
         item = self._sender.items.get(index)
-        if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
+        if item is None or not item.giver or not self.ctx.run.membership.stage_of(item.giver):
             return False
-        return not claims.overflowed(index, item.peer) and self._sender.others_could(item)
+        return not claims.overflowed(index, item.giver) and self._sender.others_could(item)
 
     def _repair(self, item: OutgoingMicrobatch, reason: str) -> None:
         self.ctx.outbox.note(

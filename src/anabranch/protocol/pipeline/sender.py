@@ -488,11 +488,11 @@ class Sender:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))
 
     def others_could(self, item: OutgoingMicrobatch) -> bool:
-        """True if another peer of the next stage than the one that has the microbatch is reachable. Where no
-        other neighbour is in a large swarm, replicas that are none count, and some are dialled."""
-        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer):
+        """True if another peer of the next stage than the microbatch's giver is reachable. Where no other
+        neighbour is in a large swarm, replicas that are none count, and some are dialled."""
+        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.giver):
             return True
-        return any(peer != item.peer for peer in self.hops.beyond_neighbours())
+        return any(peer != item.giver for peer in self.hops.beyond_neighbours())
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ class Source:
             return
         false = bool(result.overflow) and self.repairs.may_be_false(index, self.claims)
         item = self.sender.items.get(index)
-        if self.claims.in_range(index, result, (item.peer if item is not None else None) or ""):
+        if self.claims.in_range(index, result, item.giver if item is not None else ""):
             self.claims.hold(embed_unit(index))
         elif false:
             self.repairs.reject(index, f"{result.overflow} is out of range")
