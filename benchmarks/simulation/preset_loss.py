@@ -35,7 +35,7 @@ from benchmarks import harness
 from benchmarks.simulation import preset_fleets, preset_page
 from benchmarks.simulation.preset_fleets import FLEETS, KEPT, OURS_STEPS, SYNCHRONOUS, with_row
 from benchmarks.simulation.preset_page import Trained
-from benchmarks.simulation.preset_times import Curve, Found, best_curves, best_rate, steps_to
+from benchmarks.simulation.preset_times import Curve, Found, best_curves, best_rate, next_rate, steps_to
 from benchmarks.simulation.sync_methods import Trainer, corpus_of
 
 #: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc, whose losses are equal.
@@ -99,13 +99,16 @@ def beginning(path: Path, start: int) -> Path:
 
 
 def planned(args: Namespace, model: str) -> Iterator[tuple[str, float, int]]:
-    """(row, rate, seed) of the runs known so far: rates on the first seed, then seeds by the best."""
-    found = read(args, model)
-    for rate in args.rates:
-        yield from ((row, rate, args.seeds[0]) for row in args.presets)
+    """(row, rate, seed) of the runs known so far: rates on the first seed, those of rows with the fewest
+    first, then other seeds with the best."""
+    found, first = read(args, model), args.seeds[0]
+    tuned = {row: next_rate(found.get(row, {}), first, args.rate) for row in args.presets}
+    for row in sorted(args.presets, key=lambda row: len(found.get(row, {}))):
+        if (rate := tuned[row]) is not None:
+            yield row, rate, first
     for row in args.presets:
-        if len(found.get(row, {})) == len(args.rates):
-            yield from ((row, best_rate(found[row], args.seeds[0]), seed) for seed in args.seeds[1:])
+        if tuned[row] is None:
+            yield from ((row, best_rate(found[row], first), seed) for seed in args.seeds[1:])
 
 
 def planned_longer(args: Namespace, model: str) -> Iterator[tuple[Namespace, str, float, int]]:
@@ -115,7 +118,7 @@ def planned_longer(args: Namespace, model: str) -> Iterator[tuple[Namespace, str
     for at, steps in enumerate(args.longer):
         for row in args.longer_presets:
             tried = read(args, model).get(row, {})
-            if len(tried) < len(args.rates):
+            if next_rate(tried, first, args.rate) is not None:
                 continue
             rate = best_rate(tried, first)
             shorter = [args, *(_longer(args, fewer) for fewer in args.longer[:at])]
@@ -134,12 +137,13 @@ def read(args: Namespace, model: str) -> Found:
     """Curves that were kept."""
     found: Found = {}
     for row in args.presets:
-        for rate in args.rates:
-            for seed in args.seeds:
-                path = kept(model, row, rate, seed, args)
-                if path.exists():
-                    curve = [(int(steps), float(loss)) for steps, loss in json.loads(path.read_text())]
-                    found.setdefault(row, {}).setdefault(rate, {})[seed] = curve
+        for seed in args.seeds:
+            name = kept(model, row, math.nan, seed, args).name
+            before, after = name.split("nan")
+            for path in sorted(KEPT.glob(f"{before}*{after}")):
+                curve = [(int(steps), float(loss)) for steps, loss in json.loads(path.read_text())]
+                rate = float(path.name.removeprefix(before).removesuffix(after))
+                found.setdefault(row, {}).setdefault(rate, {})[seed] = curve
     return found
 
 
@@ -171,7 +175,7 @@ def main() -> int:
     arguments.add_argument("--steps", type=int, default=4000)
     arguments.add_argument("--rows", type=int, default=1, help="of each of four microbatches")
     arguments.add_argument("--sequence", type=int, default=64)
-    arguments.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
+    arguments.add_argument("--rate", type=float, default=0.0025, help="learning rate that is tried first")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--longer", type=int, nargs="*", default=[], help="steps of longer runs")
     arguments.add_argument("--longer-presets", nargs="+", default=list(OURS_STEPS), choices=ROWS)
@@ -187,7 +191,7 @@ def main() -> int:
     if not args.kept:
         run_missing(args, time.time() + 60 * args.minutes)
     trained = [trained_of(args, model) for model in args.models]
-    preset_page.write(trained, args.seeds, args.rates, args.windows, MOST_STEPS, args.dry)
+    preset_page.write(trained, args.seeds, args.rate, args.windows, MOST_STEPS, args.dry)
     return 0
 
 

@@ -41,6 +41,7 @@ from benchmarks.simulation.preset_times import (
     best_curves,
     best_rate,
     loss_goal,
+    next_rate,
     ratio,
     ratio_text,
     reached,
@@ -185,17 +186,18 @@ def _quicker_alone(figures: AllFigures, fleet: str) -> bool:
     return its is not None and its.alone_tokens_per_s > its.tokens_per_s
 
 
-def missing_of(trained: Trained, seeds: Sequence[int], rates: Sequence[float]) -> str:
+def missing_of(trained: Trained, seeds: Sequence[int], rate: float) -> str:
     """Sentence on the runs of a model that are missing; "" if there are none."""
     parts = list[str]()
     for row in (SYNCHRONOUS, *ISLANDS):
         tried = trained.found.get(row, {})
-        tuned = [rate for rate in rates if trained.first in tried.get(rate, {})]
-        ran = trained.curves(row)
+        tuned = [rate for rate, curves in tried.items() if trained.first in curves]
+        ran, more = trained.curves(row), next_rate(tried, trained.first, rate)
         if not tuned:
             parts.append(f"{row} (all)")
-        elif len(tuned) < len(rates) or len(ran) < len(seeds):
-            parts.append(f"{row} ({len(tuned)} of {len(rates)} rates, {len(ran)} of {len(seeds)} seeds)")
+        elif more is not None or len(ran) < len(seeds):
+            rates = "" if more is None else f"rate {more:g}, "
+            parts.append(f"{row} ({rates}{len(seeds) - len(ran)} seeds)")
     return f"Not run of {trained.model}: {', '.join(parts)}." if parts else ""
 
 
@@ -332,17 +334,17 @@ def _line(axes: Axes, row: str, curve: Curve, pace: Pace | None, unit: float, lo
 def write(
     all_trained: Sequence[Trained],
     seeds: Sequence[int],
-    rates: Sequence[float],
+    rate: float,
     windows: int,
     most_steps: int,
     dry: bool,
 ) -> None:
-    """Write the result with what was kept, and its picture. windows: held-out ones. most_steps: of a round in
-    the runs."""
+    """Write the result with what was kept, and its picture. rate: learning rate that is tried first. windows:
+    held-out ones. most_steps: of a round in the runs."""
     figures: AllFigures = {fleet: {row: preset_fleets.kept(fleet, row) for row in ROWS} for fleet in FLEETS}
     text = [_setting(all_trained[0], windows, most_steps)]
     goals = [one for trained in all_trained for one in goals_of(trained, figures)]
-    missing = [sentence for each in all_trained if (sentence := missing_of(each, seeds, rates))]
+    missing = [sentence for each in all_trained if (sentence := missing_of(each, seeds, rate))]
     missing += [
         f"Not simulated on {fleet}: {', '.join(absent)}."
         for fleet in FLEETS
@@ -380,7 +382,8 @@ def _setting(trained: Trained, windows: int, most_steps: int) -> str:
     return (
         f"{trained.steps:,} steps of {trained.step_tokens} tokens, fp32, four slots, rounds of at most "
         f"{most_steps} steps; the last round may end up to {most_steps} steps later. {windows} held-out "
-        "windows. *Best rate*: of so many that were run on the first seed; the other seeds have the best. "
+        "windows. *Best rate*: of so many that were run on the first seed, until half of it and twice it are "
+        "worse; the other seeds have the best. "
         "*Time*: to the synchronous run's final loss with the same seed, over the time of that run, mean of "
         "the seeds; *over*: not reached by the end of the run, which takes as long. The steps of a run "
         "before its first round have throughput and bytes of the pipeline (row synchronous). GB: sent by all "

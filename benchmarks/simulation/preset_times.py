@@ -59,6 +59,16 @@ def best_rate(tried: Tried, seed: int) -> float:
     return min((rate for rate in tried if seed in tried[rate]), key=lambda rate: tried[rate][seed][-1][1])
 
 
+def next_rate(tried: Tried, seed: int, first: float) -> float | None:
+    """Learning rate to try next: `first`, then half of and twice the best one, until both are worse; None
+    then."""
+    known = {rate for rate, curves in tried.items() if seed in curves}
+    if not known:
+        return first
+    best = best_rate(tried, seed)
+    return next((rate for rate in (best / 2, best * 2) if rate not in known), None)
+
+
 def best_curves(tried: Tried | None, first: int) -> Mapping[int, Curve]:
     """Seed -> curve with the best rate; {} if rates were not tuned yet. first: seed with which they are."""
     if not tried or not any(first in curves for curves in tried.values()):

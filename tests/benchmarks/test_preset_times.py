@@ -18,6 +18,7 @@ from benchmarks.simulation.preset_times import (
     best_curves,
     judged,
     loss_goal,
+    next_rate,
     ratio,
     ratio_text,
     reached,
@@ -198,7 +199,7 @@ def test_a_page_of_no_runs_says_what_is_missing() -> None:
     trained = Trained("llama-tiny", 256, 0, 4000, {}, {12000: {}})
     goals = preset_page.goals_of(trained, figures)
     assert {goal.met for goal in goals} == {"open"} and {goal.value for goal in goals} == {"not run"}
-    assert "synchronous (all)" in preset_page.missing_of(trained, [0], [0.1])
+    assert "synchronous (all)" in preset_page.missing_of(trained, [0], 0.1)
     assert preset_page.loss_table(trained, figures).count("not run") == len(ISLANDS) + 1
     assert preset_page.published_table([trained], figures)
 
@@ -212,3 +213,15 @@ def test_a_fleet_has_the_shortest_rounds_that_are_nearly_as_quick() -> None:
     assert chosen(100.0, 86.0, 84.0, 500.0) == "anabranch-10"
     assert chosen(100.0, 44.0, 19.0, 500.0) == "anabranch"
     assert ours({}) == ours({"anabranch": None}) == "anabranch"
+
+
+def test_rates_are_tried_until_both_neighbours_of_the_best_are_worse() -> None:
+    def tried(**losses: float) -> dict[float, dict[int, list[tuple[int, float]]]]:
+        return {float(rate[1:]) / 8: {0: [(10, loss)]} for rate, loss in losses.items()}
+
+    assert next_rate({}, 0, 1.0) == 1.0
+    assert next_rate(tried(r8=3.0), 0, 1.0) == 0.5
+    assert next_rate(tried(r8=3.0, r4=2.0), 0, 1.0) == 0.25
+    assert next_rate(tried(r8=3.0, r4=2.0, r2=2.5), 0, 1.0) is None
+    assert next_rate(tried(r8=3.0, r4=3.5), 0, 1.0) == 2.0
+    assert next_rate(tried(r8=3.0, r4=3.5), 1, 1.0) == 1.0  # of another seed
