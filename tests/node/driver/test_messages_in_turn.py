@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any, cast
 
-from anabranch.net.link import Link
-from anabranch.node.driver.connections import PROMPT, WAITING_MESSAGES, Turns
+from anabranch.net.framing import MAX_MESSAGE_BYTES
+from anabranch.net.handshake import Credential
+from anabranch.net.link import Link, Way
+from anabranch.net.tcp.transport import TcpTransport
+from anabranch.node.driver.connections import PROMPT, WAITING_BYTES, WAITING_MESSAGES, Connections, Turns
+from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received
+from anabranch.protocol.messages import Ping, encode
 
 
 class FakeLink:
@@ -29,11 +36,16 @@ class Links:
         self.handled = list[tuple[str, int]]()
         self._count = 0
 
-    def bring(self, who: str, count: int = 1) -> None:
-        link = self.links.setdefault(who, FakeLink(who))
+    def bring(self, who: str, count: int = 1, size_bytes: int = 0, work_s: float = 0.0) -> None:
+        """Let messages of `who` come, each of `size_bytes`, whose handling takes `work_s` seconds."""
+        link = cast(Link, cast(Any, self.links.setdefault(who, FakeLink(who))))
+
+        def work(number: int) -> Callable[[], None]:
+            return lambda: (time.sleep(work_s), self._handle(who, number))[1]
+
         for _ in range(count):
             self._count += 1
-            self.turns.put(cast(Link, cast(Any, link)), lambda each=self._count: self._handle(who, each))  # type: ignore[misc]
+            self.turns.put(link, work(self._count), size_bytes)
 
     def _handle(self, who: str, number: int) -> None:
         self.handled.append((who, number))
@@ -92,5 +104,106 @@ def test_a_link_with_many_waiting_is_read_no_further() -> None:
         assert links.links["member"].holds == [True]
         await links.all_handled()
         assert links.links["member"].holds == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_link_with_many_bytes_waiting_is_read_no_further() -> None:
+    """Strangers' messages of a MiB came in faster than they were handled, and a thousand of each link would
+    have been kept."""
+
+    async def scenario() -> None:
+        links = Links()
+        links.bring("stranger", 1, MAX_MESSAGE_BYTES)
+        assert links.links["stranger"].holds == [True]
+        await links.all_handled()
+        assert links.links["stranger"].holds == [True, False]
+        links.bring("stranger", 3, WAITING_BYTES // 4)
+        await links.all_handled()
+        assert links.links["stranger"].holds == [True, False]
+        assert not links.turns._bytes and not links.turns._held
+
+    asyncio.run(scenario())
+
+
+def test_a_long_turn_of_a_stranger_is_not_followed_by_a_long_rest() -> None:
+    """A process may be stopped for a minute in the middle of a turn."""
+
+    async def scenario() -> None:
+        links = Links()
+        links.bring("stranger", 1, work_s=0.5)
+        await links.all_handled()
+        loop = asyncio.get_running_loop()
+        assert loop.time() < links.turns._rests_until <= loop.time() + 1.0
+
+    asyncio.run(scenario())
+
+
+class Ending(FakeLink):
+    """Link of a peer that ends when the test says so."""
+
+    incarnation, credential = 1, None
+
+    def __init__(self, peer_id: str, via: str = "") -> None:
+        super().__init__(peer_id)
+        self.way, self.closed_reason, self.broke_framing = Way(via=via), cast("str | None", None), False
+
+    def start(self, on_message: Callable[[bytes, None], None], on_closed: Callable[[str], None]) -> None:
+        self.brings, self._on_closed = on_message, on_closed
+
+    def close(self, reason: str) -> None:
+        self.end(reason)
+
+    def end(self, reason: str, broke_framing: bool = False) -> None:
+        self.closed_reason, self.broke_framing = reason, broke_framing
+        asyncio.get_running_loop().call_soon(self._on_closed, reason)
+
+
+class NoEngine:
+    engine = None
+
+
+def accepting() -> tuple[Callable[..., Ending], list[Event]]:
+    """A peer's links: a function that takes over a new one, and what the protocol is told."""
+    told = list[Event]()
+    transport, credential = cast(TcpTransport, cast(Any, NoEngine())), cast(Credential, None)
+    links = Connections(transport, told.append, credential, seated=lambda peer: False)
+
+    def accept(peer: str, via: str = "") -> Ending:
+        link = Ending(peer, via)
+        links.accept(cast(Link, cast(Any, link)))
+        return link
+
+    return accept, told
+
+
+def test_a_broken_link_whose_end_waits_is_told_before_the_next_one() -> None:
+    """Else its peer would not be banned for it: "replaced" says nothing."""
+
+    async def scenario() -> None:
+        accept, told = accepting()
+        former = accept("peer")
+        for _ in range(WAITING_MESSAGES):
+            former.brings(encode(Ping(1, 0)), None)
+        former.end("broken frame", broke_framing=True)
+        await asyncio.sleep(0)
+        accept("peer")
+        assert [type(event) for event in told if not isinstance(event, Received)] == [LinkUp, Garbled, LinkUp]
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_direct_link_does_not_keep_a_carried_one_out() -> None:
+    async def scenario() -> None:
+        accept, told = accepting()
+        former = accept("peer")
+        for _ in range(WAITING_MESSAGES):
+            former.brings(encode(Ping(1, 0)), None)
+        former.end("the connection broke")
+        await asyncio.sleep(0)
+        carried = accept("peer", "carrier")
+        assert carried.closed_reason is None
+        kinds = [type(event) for event in told if not isinstance(event, Received)]
+        assert kinds == [LinkUp, LinkDown, LinkUp]
 
     asyncio.run(scenario())

@@ -85,6 +85,18 @@ def test_not_all_that_alone_find_overflows_lose_their_seats_at_once() -> None:
     assert led.round.witness is not None and led.round.witness.peer == "h1b"
 
 
+def test_who_reports_first_what_all_find_with_inputs_of_half_a_stage_keeps_its_seat() -> None:
+    """A true overflow of a stage after four relays, of which two sent inputs before the step stalled."""
+    led = Led("h1a h1b h2a h2b h2c h2d")
+    for _ in range(4):
+        led.round.witness = None
+        assert not any(led.says(peer, sender) for peer in ("h1a", "h1b") for sender in ("h2a", "h2b"))
+        led.round.stalls = ONE_SOURCE_STALLS
+        led.reports.take_unanswered(led.round)
+        assert led.round.witness is not None and not led.admission.going()
+        led.reports._alone = {k - 1: peer for k, peer in led.reports._alone.items()}
+
+
 def test_one_whose_fellow_has_lost_its_link_for_a_moment_decides_nothing() -> None:
     led = Led("h1a z1a h2a h2b")
     del led.ctx.links.up["h1a"]

@@ -427,6 +427,34 @@ def test_a_gradient_that_cannot_be_used_is_computed_by_another() -> None:
     assert node.sent(Forward) == ["a", "b"]
 
 
+def test_whose_gradient_could_not_be_used_gives_no_other_and_is_still_named() -> None:
+    """It claims what it computed: the leader is told that it was sent the microbatch."""
+    node = Node("static")
+    node.sender.submit(0, b"x", ("d",), True)
+    node.slots("a", 2)
+    assert node.sender.on_backward("a", 0, b"g") == (True, None)
+    node.repairs.reject(0, "out of memory")
+    assert node.sender.on_backward("a", 0, b"g")[1] is not None
+    assert node.sender.holders() == {"a": ((), (0,))}
+    node.repairs.find(0, ("d",), True)
+    assert node.sender.on_backward("a", 0, b"g") == (True, None)
+
+
+def test_the_only_replica_left_is_not_passed_over_for_what_another_gave_back() -> None:
+    """`a` gave the gradient back and is gone; `b` computes it again, and is the only one that can."""
+    node = Node("static")
+    node.sender.submit(0, b"x", ("d",), True)
+    node.slots("a", 1)
+    assert node.sender.on_backward("a", 0, b"g") == (True, None)
+    node.remove("a")
+    node.slots("b", 1)
+    item = node.sender.items[0]
+    assert (item.peer, item.given_by, item.redoing) == ("b", "a", True)
+    for _ in range(3):
+        node.repairs.recheck([0])
+    assert item.peer == "b" and not item.refused_by
+
+
 def test_only_who_got_a_microbatch_gives_its_gradient_back() -> None:
     """`b` sent gradients of microbatches that `a` had. They were taken for the true ones, and as it never
     claimed a microbatch, no audit looked at it."""

@@ -63,9 +63,13 @@ PROMPT = Allowance(2048.0, 512.0)
 #: messages of links that are not prompt wait after each second that they took. Choices: far below what a
 #: heartbeat may take, and a quarter of the loop's time.
 TURN_S, REST = 0.002, 3.0
-#: Messages of one link that wait to be handled before it is read no further. A choice: two seconds of a
-#: prompt link's.
-WAITING_MESSAGES = 1024
+#: Longest such wait (s) after one turn. A choice: a process that is stopped for a minute in the middle of a
+#: turn does not rest for three.
+MOST_REST_S = 1.0
+#: Messages of one link, and their bytes, that wait to be handled before it is read no further. Choices: two
+#: seconds of a prompt link's, and a quarter of the largest message (which comes whole in any case), as many
+#: strangers may have such links.
+WAITING_MESSAGES, WAITING_BYTES = 1024, 256 << 10
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
 FRESH_S = 10.0
 
@@ -87,23 +91,46 @@ class Turns:
         self._seated = seated
         self._loop = asyncio.get_running_loop()
         #: Work that waits, by link; the link whose turn is next is first.
-        self._members: dict[Link, deque[Callable[[], None]]] = {}
-        self._strangers: dict[Link, deque[Callable[[], None]]] = {}
+        self._members: dict[Link, deque[tuple[Callable[[], None], int]]] = {}
+        self._strangers: dict[Link, deque[tuple[Callable[[], None], int]]] = {}
+        self._bytes: Counter[Link] = Counter()
+        """Bytes of messages that wait, by link."""
+        self._held = set[Link]()
+        """Links that are read no further until half of what may wait is handled."""
         self._buckets: weakref.WeakKeyDictionary[Link, TokenBucket] = weakref.WeakKeyDictionary()
         self._planned: asyncio.Handle | None = None
         self._soon = False
         """True if the planned turn comes without a rest."""
         self._rests_until = 0.0
 
-    def put(self, link: Link, work: Callable[[], None]) -> None:
-        """Call `work` once it is the link's turn, and all that was put for the link before is done."""
+    def put(self, link: Link, work: Callable[[], None], size_bytes: int = 0) -> None:
+        """Call `work` once it is the link's turn, and all that was put for the link before is done.
+        size_bytes: of the message that it handles."""
         seated = link not in self._strangers and (link in self._members or self._seated(link.peer_id))
         waiting = (self._members if seated else self._strangers).setdefault(link, deque())
-        waiting.append(work)
-        if len(waiting) == WAITING_MESSAGES:
-            link.hold_messages(True)
+        waiting.append((work, size_bytes))
+        self._bytes[link] += size_bytes
+        if len(waiting) >= WAITING_MESSAGES or self._bytes[link] >= WAITING_BYTES:
+            self._hold(link)
         if self._planned is None or not self._soon:
             self._plan(seated and self._is_prompt(link))
+
+    def _hold(self, link: Link) -> None:
+        """Read the link no further, until `_took` lets it go on."""
+        if link not in self._held:
+            self._held.add(link)
+            link.hold_messages(True)
+
+    def _took(self, link: Link, left: int, size_bytes: int) -> None:
+        """Note that a message of `size_bytes` of the link waits no more, and `left` still do: a link that is
+        held goes on once at most half of what may wait is left."""
+        self._bytes[link] -= size_bytes
+        half = left <= WAITING_MESSAGES // 2 and self._bytes[link] <= WAITING_BYTES // 2
+        if not left:
+            del self._bytes[link]
+        if half and link in self._held:
+            self._held.discard(link)
+            link.hold_messages(False)
 
     def _plan(self, soon: bool) -> None:
         """Plan the next turn, in place of one that comes after a rest. soon: without a rest."""
@@ -132,7 +159,7 @@ class Turns:
         if began >= self._rests_until:
             self._serve(prompt=False)
             now = self._loop.time()
-            self._rests_until = now + REST * (now - began)
+            self._rests_until = now + min(MOST_REST_S, REST * (now - began))
         self._plan(any(map(self._is_prompt, self._members)))
 
     def _serve(self, prompt: bool) -> None:
@@ -146,11 +173,10 @@ class Turns:
                     self._buckets[link].left -= 1.0
                 kept = self._members if link in self._members else self._strangers
                 waiting = kept.pop(link)
-                work = waiting.popleft()
+                work, size_bytes = waiting.popleft()
                 if waiting:
                     kept[link] = waiting  # last in turn
-                if len(waiting) == WAITING_MESSAGES // 2:
-                    link.hold_messages(False)
+                self._took(link, len(waiting), size_bytes)
                 work()
 
     def _next(self, prompt: bool) -> list[Link]:
@@ -222,9 +248,13 @@ class Connections:
         """Take over a new link, dialled by either side, and report it to the protocol.
 
         An older link to the same peer is closed as replaced. Only a fresh direct link stays: then a new link
-        through a carrier is closed instead (see `_keeps`).
+        through a carrier is closed instead (see `_keeps`). An older one that has ended by itself, and whose
+        end waits for its turn, is reported with its own reason first; messages of it that wait are dropped.
         """
         older = self._links.get(link.peer_id)
+        if older is not None and older.closed_reason is not None:
+            self._closed(older, older.closed_reason)
+            older = None
         if older is not None and self._keeps(older, link):
             link.start(lambda message, blob: None, lambda reason: None)
             link.close("there is a direct connection already")
@@ -257,7 +287,7 @@ class Connections:
 
     def _arrived(self, link: Link, data: bytes, blob: Blob | None) -> None:
         if blob is None:
-            self._turns.put(link, lambda: self._received(link, data, None))
+            self._turns.put(link, lambda: self._received(link, data, None), len(data))
         else:
             self._received(link, data, blob)
 
@@ -450,9 +480,11 @@ class Connections:
 
     def _betters(self, peer: str, carried: bool) -> bool:
         """True if a new link to a peer, through a carrier or not (`carried`), is better than what there is:
-        no link, or a carried one where the new one is not."""
+        no link, one that has ended, or a carried one where the new one is not."""
         held = self._links.get(peer)
-        return held is None or (bool(held.way.via) and not carried)
+        if held is None or held.closed_reason is not None:
+            return True
+        return bool(held.way.via) and not carried
 
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
         """Test which addresses of a peer (joined by commas) answer with its key, by connections that are

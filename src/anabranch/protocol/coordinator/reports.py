@@ -245,7 +245,8 @@ class Reports:
         stalled and no other replica computed that microbatch: the others could block the step by taking the
         microbatch and never giving it back, or by granting no credit for it. But the reporter may have held
         the step up itself, and made the overflow up: after LONE_WORDS such steps it is removed instead, and
-        others find the next overflow, if there is one."""
+        others find the next overflow, if there is one. Nobody is removed if enough replicas report it, with
+        inputs of too few relays (`_one_source`)."""
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
@@ -259,7 +260,9 @@ class Reports:
             if first is None or not long or claimed or index in current.evaluations:
                 continue
             others = set(serving) - {first, *self.admission.going()}
-            if not others or first == self.ctx.me or not self._is_doubted(first, current.t):
+            several = sum(peer in serving for peer in found) >= self._needed(serving)
+            certain = not others or several or first == self.ctx.me
+            if certain or not self._is_doubted(first, current.t):
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 

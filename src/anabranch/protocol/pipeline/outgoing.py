@@ -37,8 +37,9 @@ class OutgoingMicrobatch:
     repair) of its outstanding credit requests. refused_by: peer -> how often it gave it up, kept it too long,
     sent an unusable gradient of it, or granted no credit for it; those with the least number are preferred.
     finding: peers that have not answered yet if they have it. told: peers that it was sent to, or that were
-    asked if they have it; only these may give its gradient. further: True if a later stage may have it
-    although no reachable peer of the next stage does.
+    asked if they have it; only these may give its gradient. rejected: those of them whose gradient could not
+    be used, and that give no further one until it is sent to them, or they are asked, anew. further: True if
+    a later stage may have it although no reachable peer of the next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
     replica, or one that is no standby. lost_since: time since which it waited for its machine the first time
@@ -69,6 +70,7 @@ class OutgoingMicrobatch:
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)
     further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf

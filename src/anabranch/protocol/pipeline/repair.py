@@ -264,7 +264,7 @@ class Repairs:
     def _pass_over(self, item: OutgoingMicrobatch, peer: str, reason: str) -> bool:
         """Send a microbatch to another replica than `peer`, which returned its gradient, and give that peer
         none for a while; False if no other could compute it."""
-        if not self._sender.others_could(item):
+        if not self._sender.others_could(peer):
             return False
         self.ctx.costs.withheld(peer, self._sender.t)
         item.refused_by[peer] += 1
@@ -279,7 +279,7 @@ class Repairs:
         self.ctx.outbox.refuse(peer, "Backward", reason)
         item.returned, item.given_by = False, ""
         item.refused_by[peer] += 1
-        item.told.discard(peer)
+        item.rejected.add(peer)
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
@@ -290,7 +290,7 @@ class Repairs:
         item = self._sender.items.get(index)
         if item is None or not item.giver or not self.ctx.run.membership.stage_of(item.giver):
             return False
-        return not claims.overflowed(index, item.giver) and self._sender.others_could(item)
+        return not claims.overflowed(index, item.giver) and self._sender.others_could(item.giver)
 
     def _repair(self, item: OutgoingMicrobatch, reason: str) -> None:
         self.ctx.outbox.note(
@@ -321,7 +321,7 @@ class Repairs:
             if now < item.probe_at:
                 continue
             if item.leg is OutgoingState.SENT and not item.returned and item.peer:
-                if sender.others_could(item) and now >= sender.overdue_at(item):
+                if sender.others_could(item.peer) and now >= sender.overdue_at(item):
                     self.ctx.costs.missed(item.peer, sender.t)
                     item.refused_by[item.peer] += 1
                     item.kept_since.setdefault(item.peer, item.sent_at)

@@ -126,7 +126,7 @@ class Sender:
             return False, None
         if item is None:
             return False, f"gradient of microbatch {index}, which was never sent"
-        if peer not in item.told:
+        if peer not in item.told or peer in item.rejected:
             return False, f"gradient of microbatch {index}, which it was neither sent nor asked for"
         if item.returned:
             item.redoing = False
@@ -373,6 +373,7 @@ class Sender:
     def _transmit(self, item: OutgoingMicrobatch, peer: str) -> None:
         item.leg, item.sent_at = OutgoingState.SENT, self.ctx.clock.now
         item.told.add(peer)
+        item.rejected.discard(peer)
         item.unacknowledged.setdefault(peer, self.ctx.clock.now)
         item.transmission, item.redoing = self.new_transmission(), item.returned
         if not item.returned:
@@ -405,6 +406,7 @@ class Sender:
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
         """Ask `peer` if it has a microbatch; if so, it will send the gradient to this peer."""
         item.told.add(peer)
+        item.rejected.discard(peer)
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
@@ -487,12 +489,12 @@ class Sender:
             if item.leg is OutgoingState.SENT and not item.returned and self.overdue_at(item) < math.inf:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))
 
-    def others_could(self, item: OutgoingMicrobatch) -> bool:
-        """True if another peer of the next stage than the microbatch's giver is reachable. Where no other
-        neighbour is in a large swarm, replicas that are none count, and some are dialled."""
-        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.giver):
+    def others_could(self, than: str) -> bool:
+        """True if another peer of the next stage than `than` is reachable. Where no other neighbour is in a
+        large swarm, replicas that are none count, and some are dialled."""
+        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != than):
             return True
-        return any(peer != item.giver for peer in self.hops.beyond_neighbours())
+        return any(peer != than for peer in self.hops.beyond_neighbours())
 
     # --- time ----------------------------------------------------------------------------------
 
