@@ -188,11 +188,16 @@ def test_voters_that_began_anew_hand_the_lead_to_a_member() -> None:
     assert not run_seed(48019858, "rounds").failed
 
 
+def test_a_process_does_not_link_with_another_of_its_own_key() -> None:
+    """A fault of the simulation (I7): the second process of a copied key was led to the first one, and got a
+    link with one end."""
+    assert not run_seed(49012527, "phases").failed
+
+
 @pytest.mark.xfail(strict=True, reason="failed in the seeds of 2026-12-01 (e68560d7); not looked into")
-@pytest.mark.parametrize("seed", [49012527, 49015137, 49017616])
+@pytest.mark.parametrize("seed", [49015137, 49017616])
 def test_a_seed_of_phases(seed: int) -> None:
-    """Rounds: a value that is not there (I7), late slots that are
-    waited for, a unit that nobody does (I4)."""
+    """Rounds: late slots that are waited for, a unit that nobody does (I4)."""
     assert not run_seed(seed, "phases").failed
 
 

@@ -341,6 +341,8 @@ class World(Environment):
                 node.handle(ev.LinkDown(peer, "connection refused", refused=True))
             elif self._blocked.get(pair, 0.0) > self.clock.now:
                 node.handle(ev.LinkDown(peer, "timed out"))
+            elif other.id == node.id:  # a second process of a copied key, led to the first one
+                node.handle(ev.LinkDown(peer, "refused: the caller uses this peer's own key", refused=True))
             elif node.member.incarnation < other.seen.get(node.id, 0):
                 reason = "refused: its key runs on another machine"
                 node.handle(ev.LinkDown(peer, reason))
