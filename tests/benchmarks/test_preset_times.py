@@ -224,4 +224,4 @@ def test_rates_are_tried_until_both_neighbours_of_the_best_are_worse() -> None:
     assert next_rate(tried(r8=3.0, r4=2.0), 0, 1.0) == 0.25
     assert next_rate(tried(r8=3.0, r4=2.0, r2=2.5), 0, 1.0) is None
     assert next_rate(tried(r8=3.0, r4=3.5), 0, 1.0) == 2.0
-    assert next_rate(tried(r8=3.0, r4=3.5), 1, 1.0) == 1.0  # of another seed
+    assert next_rate(tried(r8=3.0, r4=3.5), 1, 1.0) == 1.0  # seed 1 has none yet
