@@ -59,8 +59,12 @@ def run_file(model: str, row: str, rate: float, seed: int, args: Namespace) -> R
 
 def kept(model: str, row: str, rate: float, seed: int, args: Namespace) -> Path:
     """File of a run's curve."""
+    return KEPT / _name(model, row, f"{rate:g}", seed, args)
+
+
+def _name(model: str, row: str, rate: str, seed: int, args: Namespace) -> str:
     size = f"{args.steps}x{SLOTS * args.rows}x{args.sequence}"
-    return KEPT / f"{model}-{row}-{size}-{rate:g}-{seed}.json"
+    return f"{model}-{row}-{size}-{rate}-{seed}.json"
 
 
 def train(run: RunConfig, corpus: Corpus, path: Path, windows: int, until: float) -> Curve | None:
@@ -138,11 +142,9 @@ def read(args: Namespace, model: str) -> Found:
     found: Found = {}
     for row in args.presets:
         for seed in args.seeds:
-            name = kept(model, row, math.nan, seed, args).name
-            before, after = name.split("nan")
-            for path in sorted(KEPT.glob(f"{before}*{after}")):
+            for path in sorted(KEPT.glob(_name(model, row, "*", seed, args))):
                 curve = [(int(steps), float(loss)) for steps, loss in json.loads(path.read_text())]
-                rate = float(path.name.removeprefix(before).removesuffix(after))
+                rate = float(path.stem.rsplit("-", 2)[1])
                 found.setdefault(row, {}).setdefault(rate, {})[seed] = curve
     return found
 

@@ -359,7 +359,8 @@ def write(
             text += [f"To the loss with which `{row}` ends, {trained.model}:"]
             text += [ratio_table(trained, figures, row)]
         if any(_quicker_alone(figures, fleet) for fleet in FLEETS):
-            text += [f"To that of `{OURS}`, {trained.model}, synchronous on the best machine if quicker:"]
+            how = "with synchronous steps on the fleet's best machine, where that is quicker"
+            text += [f"To the loss with which `{OURS}` ends, {trained.model}, {how}:"]
             text += [ratio_table(trained, figures, OURS, alone=True)]
     text += ["**Throughput and bytes**", fleet_table(figures), _FLEETS_TEXT]
     text += ["**What the papers state**", published_table(all_trained, figures), _PUBLISHED_TEXT]

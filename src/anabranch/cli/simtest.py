@@ -8,8 +8,8 @@ examples:
   anabranch simtest --seeds 0:20000 --executor ray on the cluster of RAY_ADDRESS
   anabranch simtest --trace 1234                   one seed, with what happened in words
 
-profiles: rounds in every third seed; calm, churn10, churn20, storm, partition, hostile;
-by name only: undefended, islands, crews, private, delayed, carriers, tickets
+profiles: phases in every third seed; calm, churn10, churn20, storm, partition, hostile;
+by name only: rounds, undefended, islands, crews, private, delayed, carriers, tickets
 
 `--profile hostile` lets guests with a relay's ticket lie, withhold or flood, alone and in pairs, each deed a
 kind of fault. `--profile undefended` draws deeds whose defence is not built yet: its seeds may fail.
