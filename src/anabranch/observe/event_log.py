@@ -1,4 +1,5 @@
-"""The file `events.jsonl`: appending events, reading all of them, following a growing file, commit times.
+"""The file `events.jsonl`: appending events, reading all of them, following a growing file, pieces for
+machines that watch the run, commit times.
 
 The events themselves are in `events.py`.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +21,8 @@ from anabranch.observe.events import Event, Rollback, Step, Timing, Unknown, dec
 CHUNK_BYTES = 1 << 17
 #: Longest event in bytes that an `EventTail` assembles; longer ones are dropped to bound its memory.
 LINE_BYTES = 1 << 20
+#: Bytes of the file in one piece (`piece_of`) before compression to about a tenth.
+PIECE_BYTES = 1 << 18
 
 _E = TypeVar("_E", bound=Event)
 
@@ -134,3 +138,16 @@ def _end_last_line(path: Path) -> None:
         file.seek(-1, 2)
         if file.read(1) != b"\n":
             file.write(b"\n")
+
+
+def piece_of(path: Path, position: int) -> tuple[bytes, int]:
+    """Piece of the file from byte `position` on, at most PIECE_BYTES before it is compressed by zlib (b"" at
+    the end), and the file's size in bytes; (b"", 0) if the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(position)
+            data = file.read(PIECE_BYTES)
+    except OSError:
+        return b"", 0
+    return (zlib.compress(data, 1) if data else b""), size

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from anabranch.net.framing import MAX_MESSAGE_BYTES
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link, Way
 from anabranch.net.tcp.transport import TcpTransport
-from anabranch.node.driver.connections import PROMPT, WAITING_BYTES, WAITING_MESSAGES, Connections, Turns
+from anabranch.node.driver.connections import Connections
+from anabranch.node.driver.message_turns import PROMPT, WAITING_BYTES, WAITING_MESSAGES, Turns
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received
 from anabranch.protocol.messages import Ping, encode
 
@@ -40,14 +42,12 @@ class Links:
         """Let messages of `who` come, each of `size_bytes`, whose handling takes `work_s` seconds."""
         link = cast(Link, cast(Any, self.links.setdefault(who, FakeLink(who))))
 
-        def work(number: int) -> Callable[[], None]:
-            return lambda: (time.sleep(work_s), self._handle(who, number))[1]
-
         for _ in range(count):
             self._count += 1
-            self.turns.put(link, work(self._count), size_bytes)
+            self.turns.put(link, partial(self._handle, who, self._count, work_s), size_bytes)
 
-    def _handle(self, who: str, number: int) -> None:
+    def _handle(self, who: str, number: int, work_s: float) -> None:
+        time.sleep(work_s)
         self.handled.append((who, number))
 
     async def all_handled(self) -> list[str]:
@@ -154,6 +154,13 @@ class Ending(FakeLink):
     def close(self, reason: str) -> None:
         self.end(reason)
 
+    async def end_late(self, reason: str, broke_framing: bool = False) -> None:
+        """End with so many messages waiting that the end waits for its turn, too."""
+        for _ in range(WAITING_MESSAGES):
+            self.brings(encode(Ping(1, 0)), None)
+        self.end(reason, broke_framing)
+        await asyncio.sleep(0)
+
     def end(self, reason: str, broke_framing: bool = False) -> None:
         self.closed_reason, self.broke_framing = reason, broke_framing
         asyncio.get_running_loop().call_soon(self._on_closed, reason)
@@ -177,18 +184,19 @@ def accepting() -> tuple[Callable[..., Ending], list[Event]]:
     return accept, told
 
 
+def kinds(told: list[Event]) -> list[type[Event]]:
+    """Kinds of the events that tell of links."""
+    return [type(event) for event in told if not isinstance(event, Received)]
+
+
 def test_a_broken_link_whose_end_waits_is_told_before_the_next_one() -> None:
     """Else its peer would not be banned for it: "replaced" says nothing."""
 
     async def scenario() -> None:
         accept, told = accepting()
-        former = accept("peer")
-        for _ in range(WAITING_MESSAGES):
-            former.brings(encode(Ping(1, 0)), None)
-        former.end("broken frame", broke_framing=True)
-        await asyncio.sleep(0)
+        await accept("peer").end_late("broken frame", broke_framing=True)
         accept("peer")
-        assert [type(event) for event in told if not isinstance(event, Received)] == [LinkUp, Garbled, LinkUp]
+        assert kinds(told) == [LinkUp, Garbled, LinkUp]
 
     asyncio.run(scenario())
 
@@ -196,14 +204,9 @@ def test_a_broken_link_whose_end_waits_is_told_before_the_next_one() -> None:
 def test_a_dead_direct_link_does_not_keep_a_carried_one_out() -> None:
     async def scenario() -> None:
         accept, told = accepting()
-        former = accept("peer")
-        for _ in range(WAITING_MESSAGES):
-            former.brings(encode(Ping(1, 0)), None)
-        former.end("the connection broke")
-        await asyncio.sleep(0)
+        await accept("peer").end_late("the connection broke")
         carried = accept("peer", "carrier")
         assert carried.closed_reason is None
-        kinds = [type(event) for event in told if not isinstance(event, Received)]
-        assert kinds == [LinkUp, LinkDown, LinkUp]
+        assert kinds(told) == [LinkUp, LinkDown, LinkUp]
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.node.driver.event_file import PIECE_BYTES, piece_of
+from anabranch.observe.event_log import PIECE_BYTES, piece_of
 from anabranch.protocol import messages as msg
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface import events as ev

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from anabranch.net.wan.profile import find_profile
+from anabranch.sim.cluster.device_model import Workload
 from anabranch.sim.cluster.scenario import load_scenario
 from anabranch.sim.experiment.run import simulate
+from anabranch.sim.metrics.iteration_metrics import Row
 
 STEPS, SHARE = 50, 4
 """Inner steps of a slot in a round on average, and microbatches of each of them."""
@@ -27,6 +31,26 @@ def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int, pri
     return exchanged + (slots if private else slots * STEPS * SHARE * microbatch)
 
 
+def last_round(slots: int, relays: int, changes: dict[str, Any]) -> tuple[Row, Workload]:
+    """Last of four calm rounds of whole models on `volunteers` with these changes, and its workload."""
+    shared = {
+        "model.size": "llama-tiny",
+        "model.stages": 0,
+        "model.microbatches": SHARE * slots,
+        "fleet.relays": relays,
+        "fleet.spare": "never",
+        "round.slots": slots,
+        "round.steps": STEPS,
+        "churn.crash": 0.0,
+        "run.heartbeat_s": 60.0,
+        "run.iterations": 4,
+    }
+    scenario = load_scenario("volunteers", shared | changes)
+    outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
+    assert not outcome.failure
+    return outcome.rows[-1], scenario.work
+
+
 @pytest.mark.parametrize(
     ("slots", "relays", "data_nodes", "private"),
     [
@@ -38,25 +62,8 @@ def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int, pri
 def test_meters_are_within_two_percent_of_the_formulas(
     slots: int, relays: int, data_nodes: int, private: bool
 ) -> None:
-    changes = {
-        "model.size": "llama-tiny",
-        "model.stages": 0,
-        "model.microbatches": SHARE * slots,
-        "fleet.data_nodes": data_nodes,
-        "fleet.relays": relays,
-        "fleet.neighbours": 24,
-        "fleet.spare": "never",
-        "round.slots": slots,
-        "round.steps": STEPS,
-        "round.private": private,
-        "churn.crash": 0.0,
-        "run.heartbeat_s": 60.0,
-        "run.iterations": 4,
-    }
-    scenario = load_scenario("volunteers", changes)
-    outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
-    assert not outcome.failure
-    row, work = outcome.rows[-1], scenario.work
+    more = {"fleet.data_nodes": data_nodes, "fleet.neighbours": 24, "round.private": private}
+    row, work = last_round(slots, relays, more)
     assert row.messages == pytest.approx(messages(slots, relays, data_nodes, private), rel=0.02)
     expected = payload_bytes(slots, relays, work.parameters(1), work.activation_bytes, private)
     assert row.payload_bytes == pytest.approx(expected, rel=0.02)
@@ -65,24 +72,7 @@ def test_meters_are_within_two_percent_of_the_formulas(
 def test_a_round_has_the_sizes_of_precision() -> None:
     """Contributions and results with the sizes of `precision` take as many bytes as the formula says."""
     slots, sums, results = 4, 2.0, 0.25
-    changes = {
-        "model.size": "llama-tiny",
-        "model.stages": 0,
-        "model.microbatches": SHARE * slots,
-        "fleet.relays": slots,
-        "fleet.spare": "never",
-        "round.slots": slots,
-        "round.steps": STEPS,
-        "precision.sum_bytes": sums,
-        "precision.reduced_bytes": results,
-        "churn.crash": 0.0,
-        "run.heartbeat_s": 60.0,
-        "run.iterations": 4,
-    }
-    scenario = load_scenario("volunteers", changes)
-    outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
-    assert not outcome.failure
-    work = scenario.work
+    row, work = last_round(slots, slots, {"precision.sum_bytes": sums, "precision.reduced_bytes": results})
     tokens = slots * STEPS * SHARE * work.activation_bytes
     expected = (slots - 1) * (sums + results) * work.parameters(1) + tokens
-    assert outcome.rows[-1].payload_bytes == pytest.approx(expected, rel=0.02)
+    assert row.payload_bytes == pytest.approx(expected, rel=0.02)

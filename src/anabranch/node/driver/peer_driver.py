@@ -27,12 +27,12 @@ from anabranch.node.driver.checkpoint_io import CheckpointIo, StageCopy
 from anabranch.node.driver.compute_ledger import Ledger
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.crash_report import CrashReport
-from anabranch.node.driver.event_file import piece_of
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.driver.state_cache import StateCache, kept_text
 from anabranch.node.driver.vitals import VitalsMonitor
 from anabranch.node.driver.worker_thread import Computer, WorkerThread
+from anabranch.observe.event_log import piece_of
 from anabranch.observe.events import Checkpoint
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.interface import events as ev

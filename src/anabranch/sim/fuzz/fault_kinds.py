@@ -222,9 +222,13 @@ def weights(profile: FaultProfile) -> list[float]:
     over all profiles that draw them."""
     if profile.in_rounds:
         scarce = dict(profile.scarce)
-        share = [1.0 if phase in ROUND_PHASES else _OF_STEPS for _, phase in profile.cells]
-        more = [scarce.get(kind, 1.0) * scarce.get(phase, 1.0) for kind, phase in profile.cells]
-        return [a * b / hits(*cell) for a, b, cell in zip(share, more, profile.cells, strict=True)]
+        return [
+            (1.0 if phase in ROUND_PHASES else _OF_STEPS)
+            * scarce.get(kind, 1.0)
+            * scarce.get(phase, 1.0)
+            / hits(kind, phase)
+            for kind, phase in profile.cells
+        ]
     return [_step_weights()[cell] for cell in profile.cells]
 
 
