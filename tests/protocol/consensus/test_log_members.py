@@ -36,3 +36,10 @@ def test_who_is_revoked_does_not_serve_though_its_removal_is_not_logged_yet() ->
     both = (member("a"), member("b", ticket="key"), member("c", ticket="other"))
     first = Members(1, joined=both, active_from={"a": 1, "b": 1, "c": 1})
     assert follow(first, Revoke("a", "convicted"), Revoke("key", "lent to others")).serving == {"c"}
+
+
+def test_addresses_have_an_order_that_does_not_depend_on_the_process() -> None:
+    """A voter dials in this order, and a set has another one in each process."""
+    names = [f"peer {number:02}" for number in range(12)]
+    members = follow(Members(1, joined=tuple(map(member, reversed(names)))))
+    assert list(members.addresses(set(names))) == names

@@ -168,6 +168,17 @@ def test_a_forward_without_a_slot_is_refused() -> None:
     assert not ledger.receive("stranger")
 
 
+def test_who_foresaw_a_credit_in_vain_uses_the_next_one() -> None:
+    """It counts the refused microbatch as sent, so its receiver has to."""
+    ledger, credit = SlotLedger(2), Credit(1, standing=1, stale=False)
+    ledger.expect({"other": 1})
+    credit.used += 1
+    assert not ledger.receive("a")
+    ledger.ask("a", 4, True)
+    credit.told(ledger.grants["a"].told(FENCE), 0.0)
+    assert credit.free == 1 and ledger.receive("a")
+
+
 def test_a_removed_peers_unused_slots_and_the_repair_slot_are_free_again() -> None:
     ledger = SlotLedger(2)
     ledger.deal(["a", "b"])

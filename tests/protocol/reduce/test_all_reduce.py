@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from anabranch.protocol.audit.seals import Seals
 from anabranch.protocol.context.peer_context import PeerContext, make_context
+from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.interface.tasks import Apply, Assemble, Freeze, Result, SumPart, Task
+from anabranch.protocol.interface.tasks import (
+    Apply,
+    Assemble,
+    Freeze,
+    Recount,
+    Result,
+    Skip,
+    SumPart,
+    Task,
+    WeightGradient,
+)
 from anabranch.protocol.log.records import Commit, Member, Members, StageCommit
 from anabranch.protocol.messages import (
     Attempt,
@@ -104,6 +116,25 @@ def test_who_sums_a_part_and_lacks_another_tells_those_who_are_spared_of_it(summ
     done(ctx, Apply, Result(fingerprint="after"))
     assert applied == [1]
     assert sorted(told(ctx)) == ["b", "s"]
+
+
+def test_a_reduce_that_waited_for_work_does_not_begin_once_the_step_is_skipped() -> None:
+    """The worker has no sum of the step any more, and the unit that others own cannot be taken out of it."""
+    made, ctx, _ = replica()
+    iteration = Iteration(ctx, 1, "base", 4, 0, True)
+    made.all_reduce.open(iteration)
+    iteration.claims.held |= {0, 1}
+    ctx.tasks.submit(TaskPriority.WEIGHTS, added := WeightGradient(1, 1), (), lambda result: None)
+    ctx.tasks.next()
+    attempt = Attempt(ctx.fence(1, "base"), 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1))
+    assert made.all_reduce.on_attempt(attempt) is None
+    made.commit(msgspec.structs.replace(commit("none"), verdict="skip"), "base 1")
+    ctx.tasks.finish(added)
+    made.all_reduce.resume()
+    assert not ctx.tasks.waits((Recount, Freeze))
+    done(ctx, Skip, Result(fingerprint="after"))
+    made.all_reduce.resume()
+    assert not ctx.tasks.waits((Recount, Freeze))
 
 
 @pytest.mark.parametrize("kind", [ReducePart, ReducedPart])

@@ -16,8 +16,9 @@ class LeaderView:
     """Leader and term that one peer follows (`ctx.log`). changed: callback for a new leader or term.
 
     A voter learns the leader from its own Raft node. Other peers believe a voter's claim to lead in a term
-    not far beyond the known one. Since a leader first appends an entry of its own term, a claim without such
-    an entry after PROOF_S gives way to that of another voter in no higher term, and is not believed again.
+    not far beyond the known one; one that knows no leader, as it resigned itself, believes one of that term,
+    too. Since a leader first appends an entry of its own term, a claim without such an entry after PROOF_S
+    gives way to that of another voter in no higher term, and is not believed again.
     """
 
     def __init__(self, ctx: PeerContext, changed: Callable[[], None]) -> None:
@@ -57,7 +58,7 @@ class LeaderView:
         proven = term == self.proven_term
         if voter in self._doubted and not proven:
             return None
-        if term > ctx.log.term:
+        if term > ctx.log.term or not ctx.log.leader:
             self._follow(voter, term)
         elif ctx.log.term > self.proven_term and ctx.clock.now >= self._since + PROOF_S:
             text = f"{ctx.log.leader[:8]} says that it leads in term {ctx.log.term}"

@@ -37,6 +37,6 @@ class LogMembers:
                 self.serving |= record.active_from.keys() & self.admitted.keys()
 
     def addresses(self, peers: Collection[str]) -> dict[str, str]:
-        """Newest address of each of these peers that has one and was admitted."""
-        known = {peer: self.admitted[peer].address for peer in peers if peer in self.admitted}
+        """Newest address of each of these peers that has one and was admitted, by name."""
+        known = {peer: self.admitted[peer].address for peer in sorted(peers) if peer in self.admitted}
         return {peer: address for peer, address in known.items() if address}

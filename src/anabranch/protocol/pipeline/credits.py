@@ -150,19 +150,15 @@ class SlotLedger:
 
     def receive(self, peer: str) -> bool:
         """Count a microbatch received from `peer`, and use one of its credits; False if it had none, so that
-        the microbatch is refused. False also for a credit that was withdrawn without the knowledge of `peer`:
-        that one counts as used and freed."""
-        grant = self.grants.get(peer)
-        if grant is None:
-            return False
-        if grant.unused > 0:
-            grant.received += 1
+        the microbatch is refused. That one counts as granted, used and freed, as `peer` counts it as used:
+        its credit was withdrawn without its knowledge, or foreseen in vain."""
+        grant = self.grants.setdefault(peer, Grant(0, 0))
+        grant.received += 1
+        if grant.unused >= 0:
             return True
-        if grant.withdrawn:
-            grant.withdrawn -= 1
-            grant.total += 1
-            grant.received += 1
-            grant.released += 1
+        grant.withdrawn = max(0, grant.withdrawn - 1)
+        grant.total += 1
+        grant.released += 1
         return False
 
     def use(self, peer: str) -> list[str]:

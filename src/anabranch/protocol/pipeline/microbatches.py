@@ -179,9 +179,9 @@ class Iteration:
         received = self._received_transmissions[peer, message.index]
         if message.way in received:
             return None  # a repeated message
+        received.append(message.way)
         if not self.credits.ledger.receive(peer):
             return f"forward of microbatch {message.index} without a slot"
-        received.append(message.way)
         if self._unusable[peer, message.index] >= UNUSABLE_MAX:
             self.credits.release(peer)
             self.ctx.outbox.refuse(peer, "Forward", f"{UNUSABLE_MAX} of its activations could not be used")

@@ -54,17 +54,22 @@ class AllReduce:
 
     iteration: the open iteration; reduce: the attempt that has begun; prepared: report of the whole reduced
     gradient once this replica has it; each None before. committed(t): True if the step of iteration t is
-    committed and not applied yet. on_prepared: called when this replica holds the whole reduced gradient.
+    committed and not applied yet. taken(t): True if the worker was told to apply or skip it. on_prepared:
+    called when this replica holds the whole reduced gradient.
     """
 
     def __init__(
-        self, ctx: PeerContext, committed: Callable[[int], bool], on_prepared: Callable[[], None]
+        self,
+        ctx: PeerContext,
+        committed: Callable[[int], bool],
+        taken: Callable[[int], bool],
+        on_prepared: Callable[[], None],
     ) -> None:
         self.ctx = ctx
         self.iteration: Iteration | None = None
         self.reduce: ReduceAttempt | None = None
         self.prepared: Prepared | None = None
-        self._committed, self._on_prepared = committed, on_prepared
+        self._committed, self._taken, self._on_prepared = committed, taken, on_prepared
         self._announced: Attempt | None = None
         self._deferred = DeferredDelivery(ctx)
         self._subtracted: set[int] = set()
@@ -153,12 +158,12 @@ class AllReduce:
         """Begin the announced attempt if no weight gradient is being added and this replica holds all units
         that the attempt assigns to it: subtract units that other members own (and add those again that were
         subtracted for an older attempt), cut this replica's sum into parts, and send them. Nothing if there
-        is no attempt, or it has begun."""
+        is no attempt, it has begun, or the worker takes the step already: it has no sum for it then."""
         message, iteration = self._announced, self.iteration
         if message is None or iteration is None or self.reduce is not None:
             return
         mine = self._owned(message)
-        if self.ctx.tasks.adding or not self._holds(mine):
+        if self.ctx.tasks.adding or self._taken(iteration.t) or not self._holds(mine):
             return
         for unit in sorted(iteration.claims.held - self._subtracted - mine):
             self.ctx.outbox.note(

@@ -41,7 +41,7 @@ class StepApply(Timer):
         self._applying = False
         self.keeps: set[int] = set()
         """Steps before which the weights are kept, as they are audited here."""
-        self.all_reduce = AllReduce(ctx, lambda t: t in self.pending, self.advance)
+        self.all_reduce = AllReduce(ctx, lambda t: t in self.pending, self._is_taken, self.advance)
         self.lacking = GradientFetch(
             ctx, self._wanted, self.all_reduce.parts_arriving, self._fetched, self._give_up
         )
@@ -93,6 +93,10 @@ class StepApply(Timer):
         if following.verdict == "skip" or self.ctx.me not in self.ctx.run.membership.auditors:
             return False
         return following.stages[self.ctx.run.stage].fingerprint_before != self.fingerprint
+
+    def _is_taken(self, t: int) -> bool:
+        """True if the worker was told to apply or skip the step of iteration `t`, or has done it."""
+        return t <= self.t + self._applying
 
     def _take(self, task: Task) -> None:
         self._applying = True
