@@ -18,14 +18,8 @@ from anabranch.protocol.rounds.plan import Plan, active, crews_of
 #: Least gain, as a share of all crews' speed, for which crews that were in time do not stay together, where
 #: others are put together anyway. Plain choice: more than estimates of one round and the next differ by.
 REGROUPED = 0.02
-#: Crews whose measured speeds are remembered, in times the run's slots: a crew that lost a machine is soon
-#: put together again with it. A choice.
-REMEMBERED = 8
 #: Shortest time (s) that a slot is believed to take; a plain choice.
 SHORTEST_S = 1e-3
-
-Seats = tuple[Crew, frozenset[str]]
-"""Crew, and its relays that have a second seat in another crew."""
 
 
 class CrewPlanning:
@@ -42,8 +36,8 @@ class CrewPlanning:
         self.ctx, self._admission, self._rate, self._machines = ctx, admission, rate, machines
         self._rates: dict[Crew, float] = {}
         """Crew of the last round -> inner steps per second, as measured there."""
-        self._shares: dict[Seats, float] = {}
-        """Crew -> its speed when it was last measured, as a share of the expected one; the last one last."""
+        self._shares: dict[Crew, float] = {}
+        """Crew of the last round -> its speed when it was last measured, as a share of the expected one."""
         self.late: frozenset[str] = frozenset()
         """Relays whose crew was late in the last round."""
         self._single: dict[str, int] = {}
@@ -113,9 +107,10 @@ class CrewPlanning:
         slots. First come those whose slots counted, then new ones, then those of machines whose crew failed
         though nobody left. Where a stage has fewer machines than the run slots, as one is away, a quick one
         is of two crews, if it can hold two islands. A new crew is as quick as its machines and latencies let
-        expect, times the ratio of measured to expected speed of the crew with which it has most machines in
-        common (`_speed`). plan, accepted: plan of the round before, and its slots that count. prompt(peer):
-        True if the machine can begin in time; where none can, all count."""
+        expect, times the ratio of measured to expected speed of the crew before with which it has most
+        machines in common, half of the stages at least; else the usual ratio of those that were in time.
+        plan, accepted: plan of the round before, and its slots that count. prompt(peer): True if the machine
+        can begin in time; where none can, all count."""
         stages = self._stages(t, prompt)
         rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
         here = {peer for of in stages for peer in of}
@@ -126,7 +121,7 @@ class CrewPlanning:
         if latency_s is None:
             crews = [*kept, *new, *failed][:slots]
             slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
-            alone = estimated = before = dict(zip(crews, slowest, strict=True))
+            estimated = before = dict(zip(crews, slowest, strict=True))
             former = crews
         else:
             times = self._times(rates, latency_s)
@@ -134,31 +129,22 @@ class CrewPlanning:
             crews = [*kept, *quicker(new, times), *failed][:slots]
             if not (failed or self.ctx.run.settings.rounds.keeps or set(crews).issubset(former)):
                 crews = _regrouped(crews, crews_of((), (), rates, stages[0], t).new[:slots], times)
-            alone = {crew: 1.0 / times.seconds(crew) for crew in crews}
             estimated, before = _rates(times, crews), _rates(times, former)
-        was, now = _seats([slot.crew for slot in plan if slot.crew]), _seats(crews)
-        for crew in former:
-            if crew in self._rates and crew in was:
-                self._shares.pop(was[crew], None)
-                self._shares[was[crew]] = self._rates[crew] / before[crew]
-        self._shares = dict([*self._shares.items()][-REMEMBERED * slots :])
-        in_time = sorted(self._shares[was[crew]] for crew in kept if was[crew] in self._shares)
+        planned, known = {slot.crew for slot in plan}, self._rates
+        self._shares = {crew: share for crew, share in self._shares.items() if crew in planned}
+        self._shares |= {crew: known[crew] / before[crew] for crew in former if crew in known}
+        in_time = sorted(self._shares[crew] for crew in kept if crew in self._shares)
         usual = in_time[len(in_time) // 2] if in_time else 1.0
-        return {crew: self._speed(now[crew], alone[crew], estimated[crew], usual) for crew in crews}
+        return {crew: self._share(crew, usual) * estimated[crew] for crew in crews}
 
-    def _speed(self, seats: Seats, alone: float, estimated: float, usual: float) -> float:
-        """Inner steps per second that a crew is believed to take: those expected, times its share when it was
-        measured with these seats. If it was not: the share of the crew with which it has most machines in
-        common, half of its relays at least, else `usual`; and what its relays' other seats take counts only
-        as far as it would be slower by that than it was (lines bind many a crew, and its relays have time to
-        spare). alone, estimated: expected without and with other seats."""
-        if seats in self._shares:
-            return estimated * self._shares[seats]
-        crew, doubles = seats
-        alike = {other: sum(map(eq, crew[:-1], other[0][:-1])) for other in reversed(self._shares)}
-        nearest = max(alike, key=alike.__getitem__, default=((), frozenset[str]()))
-        share = self._shares[nearest] if 2 * alike.get(nearest, 0) >= len(crew) - 1 else usual
-        return min(alone * share, estimated * max(1.0, share)) if doubles else alone * share
+    def _share(self, crew: Crew, usual: float) -> float:
+        """Speed of a crew as a share of the expected one: as it was measured, or as that of the crew with
+        which it has most machines in common; `usual` if these are less than half of its relays."""
+        if crew in self._shares:
+            return self._shares[crew]
+        alike = {other: sum(map(eq, crew[:-1], other[:-1])) for other in self._shares}
+        nearest = max(alike, key=alike.__getitem__, default=())
+        return self._shares[nearest] if 2 * alike.get(nearest, 0) >= len(crew) - 1 else usual
 
     def _stages(self, t: int, prompt: Callable[[str], bool]) -> list[list[str]]:
         """Machines of each stage that may be of a crew in round t: of those that serve and are not to be
@@ -217,12 +203,6 @@ def _regrouped(crews: list[Crew], anew: Sequence[Crew], times: CrewTimes) -> lis
     found = quicker(anew, times)
     speeds = [sum(1.0 / times.seconds(crew) for crew in of) for of in (found, crews)]
     return found if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
-
-
-def _seats(crews: Sequence[Crew]) -> dict[Crew, Seats]:
-    """Seats of each of these crews, which work at one time."""
-    count = Counter(peer for crew in crews for peer in crew[:-1])
-    return {crew: (crew, frozenset(peer for peer in crew[:-1] if count[peer] > 1)) for crew in crews}
 
 
 def _rates(times: CrewTimes, crews: Sequence[Crew]) -> dict[Crew, float]:
