@@ -97,6 +97,6 @@ def test_a_link_that_breaks_while_its_peers_removal_is_written_is_dialled_no_mor
     ctx.run.membership.apply(record)
     ctx.outbox.effects.clear()
     ctx.clock.now = 1.5
-    admission.tick()
+    admission.lost.tick()
     assert dialled(ctx.outbox.effects) == []
     assert admission.deadline() == float("inf")

@@ -28,14 +28,14 @@ from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.coordinator.step_receipts import UNLISTED_S, StepReceipts
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
-from anabranch.protocol.fleet.admission import Admission, StepQueries
+from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
+from anabranch.protocol.fleet.lost_members import StepQueries
 from anabranch.protocol.fleet.operator_control import RevocationRequests, control_record
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.standbys import Standbys
-from anabranch.protocol.fleet.stranded_crews import StrandedCrews
 from anabranch.protocol.log.overflow_streak import SKIPS_IN_A_ROW, OverflowStreak
 from anabranch.protocol.log.records import (
     AnyRecord,
@@ -52,6 +52,7 @@ from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.recovery.stage_recovery import StageRecovery
+from anabranch.protocol.recovery.stranded_crews import StrandedCrews
 from anabranch.protocol.reduce.coverage import not_returned
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from anabranch.protocol.state.vouchers import Vouchers
@@ -89,7 +90,7 @@ class Coordinator:
             lambda stage: self.stage_recovery.witnesses.fetching(stage, self.t),
         )
         admission = self.admission = admit(step)
-        self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)
+        self._lead_offers = LeadOffers(ctx, log, admission.lost.held_up_by, indirect_probes.hearers)
         self.has_directory, self._base_of = has_directory, base_of
         self.tip = LogTip(ctx)
         self.wish: Wish | None = None
@@ -621,7 +622,7 @@ class Coordinator:
         return late_at if now < late_at < due else due
 
     def tick(self) -> None:
-        self.admission.tick()
+        self.admission.lost.tick()
         self.catalog.tick()
         self.telling.tick()
         self.checkpoints.tick()

@@ -1,32 +1,27 @@
 """Admission and removal of members: the coordinator's part in membership (R3, R14).
 
 A joiner is admitted to a stage, fetches the stage's state, and reports that it is ready; the log says from
-which iteration it serves. A member whose link is lost is dialled again: if the connection is refused it is
-removed; if nothing answers, other members are asked before the verdict (`failure_detection.verdict`).
+which iteration it serves. Not here: when a member is removed because it cannot be reached (`lost_members`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
 from anabranch import PROTOCOL_VERSION
-from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.rate_limits_and_bans import TokenBucket, charge_all
 from anabranch.protocol.failure_detection.connections import Connections
-from anabranch.protocol.failure_detection.verdict import LAST, ROUNDING, Overdue, Verdict
 from anabranch.protocol.fleet import auditors
 from anabranch.protocol.fleet.dial_backs import DialBacks
+from anabranch.protocol.fleet.lost_members import LostMembers, StepQueries
 from anabranch.protocol.fleet.offers import absurd
-from anabranch.protocol.fleet.stragglers import LostMember, Stragglers
 from anabranch.protocol.fleet.unreachable_pairs import UnreachablePairs
 from anabranch.protocol.fleet.walk_ins import marked, open_stages, walks_in
-from anabranch.protocol.interface.events import Dial, VerifiedCredential
+from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Holders, JoinRequest, Ready, Refused
 from anabranch.protocol.messages.common import MAX_MESSAGE_BYTES
@@ -36,8 +31,6 @@ from anabranch.protocol.placement.proven_speeds import ProvenSpeeds
 from anabranch.protocol.placement.rates import SEARCHED, batch_of, stage_counts, with_slots
 from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
-#: Time (s) between attempts to reach a member without a link that is not removed.
-REACH_AGAIN_S = 8.0
 #: Longest time (s) that a leaving voter stays a member until another peer has its vote.
 VOTE_S = 15.0
 #: Records that admit joiners: at once, and per second; each admits all that wait. A choice: while guests come
@@ -67,43 +60,18 @@ FALSE_STATES = 3
 #: at a stage with fewer than ENOUGH replicas that serve: the leader sums their parts then. Choices: a link
 #: through a carrier is there much sooner; of three replicas one can hold nothing up.
 APART_S, ENOUGH = 30.0, 3
-#: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
-HELD_UP = 2.0
 #: Time (s) for which it is remembered that a member lost its seat since it held the run up. A plain choice:
 #: as long as a ban counts (`rate_limits_and_bans.FORGIVEN_S`).
 HELD_UP_S = 3600.0
 #: Peers that a refusal for a full quota names; a plain choice.
 NAMED = 8
-#: First wait (s) after a dial that failed without being refused: a dying process still holds its port when
-#: its connections are reset.
-DIAL_AGAIN_S = 0.1
-
-
-@dataclass(frozen=True)
-class StepQueries:
-    """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
-    reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
-    still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
-    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known.
-    fetching(stage): replicas that are not removed for want of the last step's state. sums(stage): have the
-    coordinator sum the parts of the stage's replicas from now on, for a while; False if it cannot."""
-
-    has_last: Callable[[str], bool] = lambda peer: False
-    waits_for: Callable[[int], bool] = lambda stage: True
-    worth_s: Callable[[str], float] = lambda peer: math.inf
-    step_s: Callable[[], float] = lambda: 0.0
-    sums: Callable[[int], bool] = lambda stage: False
-    fetching: Callable[[int], Collection[str]] = lambda stage: ()
 
 
 class Admission:
-    """Admission and removal by the coordinator: joiners, leaving members, lost members, and the next
-    membership change to log. The numerics class, corpus fingerprint and model hash that it is made with are
-    the run's: a joiner must have the same class if the run is strict, the same corpus as a data node, and the
-    same model if it names one."""
-
-    _cut_off = False
-    """True if this peer heard nobody when it last judged a lost member."""
+    """Admission and removal by the coordinator: joiners, leaving members, and the next membership change to
+    log. lost: members that cannot be reached; absent: those that reduces leave out. The numerics class,
+    corpus fingerprint and model hash that it is made with are the run's: a joiner must have the same class if
+    the run is strict, the same corpus as a data node, and the same model if it names one."""
 
     def __init__(
         self,
@@ -158,8 +126,8 @@ class Admission:
         self.dial_backs = DialBacks(ctx)
         self._held_up: dict[str, float] = {}
         """Ticket, or peer without one, that held the run up -> when it lost its seat for that (s)."""
-        self._lost: dict[str, LostMember] = {}
-        self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
+        self.lost = LostMembers(ctx, connections, step, self.going, self.remove, self._wait)
+        self.absent = self.lost.absent
         self._waiting_for = ""
         self._judged = (-1, 0)
         """Version of the membership, and number of revocations, that were compared last."""
@@ -456,7 +424,7 @@ class Admission:
             if self.ctx.log.keeps_log(peer) and self.ctx.clock.now < latest:
                 continue
             serves = peer in self.ctx.run.membership.active_from
-            if not serves or (quiet and not self._last_of_its_stage(peer)):
+            if not serves or (quiet and not self.lost.last_of_its_stage(peer)):
                 self.remove(peer, f"left: {reason}")
 
     def remove(self, peer: str, reason: str) -> None:
@@ -468,7 +436,7 @@ class Admission:
         self._unproven.pop(peer, None)
         self._false.pop(peer, None)
         self._apart_since.pop(peer, None)
-        self._lost.pop(peer, None)
+        self.lost.forget(peer)
         self._leaving.pop(peer, None)
         if peer in self.ctx.run.membership.members and peer != self.ctx.me:
             self._removals.setdefault(peer, reason)
@@ -502,162 +470,33 @@ class Admission:
         return [peer for peer in {**self._removals, **dict.fromkeys(self._going)} if peer in members]
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
-        """Handle a link to `peer` that broke, or a failed dial. A joiner that is no member is dropped;
-        nothing for a member that has another link. A member whose link is down is dialled again, and when it
-        is lost first, others are asked about it. refused: True if nothing listens at its address; then the
-        member is removed. A member that this peer has banned is removed, too, unless it is the last replica
-        of its stage. reason: for the log. patience_s: silence timeout of the peer (s)."""
-        member = self.ctx.run.membership.members.get(peer)
-        if member is None or peer in self.ctx.links.up:
+        """Handle a link to `peer` that broke, or a failed dial, as `LostMembers.link_down` says. A joiner
+        that is no member is dropped; nothing for a member that has another link."""
+        if peer not in self.ctx.run.membership.members or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
             return
-        if refused:
-            self.remove(peer, f"{reason}; nobody listens at its address any more")
-            return
-        now = self.ctx.clock.now
-        if self._expendable(peer):  # others may hear it for long
-            self.remove(peer, reason)
-            return
-        if peer in self._lost:
-            lost = self._lost[peer]
-            lost.dial_at = now + (lost.waits.next() or REACH_AGAIN_S)
-            return
-        self._lose(peer, reason, patience_s)
-
-    def _lose(self, peer: str, reason: str, patience_s: float) -> None:
-        """Begin to count the silence of a member without a link, dial it, and ask others about it."""
-        now, waits = self.ctx.clock.now, Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
-        self._lost[peer] = LostMember(reason, now, patience_s, now + patience_s, waits)
-        self._dial(peer, again=False)
-        self._connections.indirect_probes.ask(peer)
+        self.lost.link_down(peer, reason, refused, patience_s)
 
     def link_up(self, peer: str) -> None:
         """Note a new link to `peer`. If it leads to a later process than the log has as a member, the member
         is removed, since its state is gone."""
-        self._lost.pop(peer, None)
+        self.lost.forget(peer)
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation:
             self.remove(peer, "it came back as a new process")
 
-    def tick(self) -> None:
-        """Dial the members whose links are down, and decide whether to remove them, where that is due. Once
-        this peer hears somebody again after it was cut off, their silences begin anew."""
-        now, connections = self.ctx.clock.now, self._connections
-        if self._cut_off and not self.ctx.hears_nobody():
-            self._cut_off = False
-            for peer, lost in list(self._lost.items()):
-                if peer in self.ctx.run.membership.members:
-                    self._lose(peer, lost.reason, lost.patience_s)
-        for peer, lost in list(self._lost.items()):
-            if peer not in self.ctx.run.membership.members:
-                del self._lost[peer]  # its link broke while its removal was written
-                continue
-            if self._expendable(peer):  # this peer did not lead then, or its stage has another replica now
-                self.remove(peer, lost.reason)
-                continue
-            if now >= lost.dial_at:
-                lost.dial_at = math.inf
-                self._dial(peer)
-            if now < lost.until:
-                continue
-            # A lost link is one patience of silence already.
-            overdue = connections.overdue(peer, now - lost.since + lost.patience_s, lost.patience_s)
-            if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
-                self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
-                continue
-            self._cut_off |= overdue.verdict is Verdict.CUT_OFF
-            if overdue.verdict is not Verdict.GONE:
-                self._doubt(overdue)
-            lost.until = now + min(REACH_AGAIN_S, lost.patience_s) * self.ctx.rng.uniform(0.75, 1.0)
-            self._dial(peer)
-            # A leader that cannot reach a member on which the run waits gives way to a voter that hears it.
-            connections.indirect_probes.ask(peer, lost.patience_s, voters=self._last_of_its_stage(peer))
-
-    def silent(self, overdue: Overdue) -> None:
-        """Decide about a linked member that was silent for longer than its timeout, or that nobody hears. It
-        is removed if the verdict is GONE; and if nobody hears it, the open step waits for it, and its timeout
-        is over (for a data node the time of HELD_UP steps, if that is shorter). The last replica of a stage
-        is waited for longer. A member that stays although the verdict is CUT_OFF is noted."""
-        patience_s = overdue.patience_s
-        if self.ctx.run.membership.stage_of(overdue.peer) == 0:
-            patience_s = min(patience_s, HELD_UP * self._step.step_s() or patience_s)
-        needed = overdue.silence_s + ROUNDING >= patience_s and self.absent.needed(overdue.peer)
-        gone = overdue.verdict is Verdict.GONE or (overdue.to_all and needed)
-        if gone and not self._waits_for(overdue):
-            self.remove(overdue.peer, str(overdue))
-        elif overdue.verdict is Verdict.CUT_OFF:
-            self._doubt(overdue)
-
-    def _doubt(self, overdue: Overdue) -> None:
-        """Note in the event log (as a reason why the run waits) that a member which is not heard is not
-        removed, and why."""
-        if overdue.verdict is Verdict.CUT_OFF:
-            self._wait("nobody is heard: this machine's own connection may be gone")
-        else:
-            self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
-
-    def _waits_for(self, overdue: Overdue) -> bool:
-        """True, with a note, if a member with the verdict GONE stays for now, because it is the last replica
-        of its stage: for the longer of LAST times its silence timeout and `StepQueries.worth_s`."""
-        peer = overdue.peer
-        if not self._last_of_its_stage(peer):
-            return False
-        if overdue.silence_s >= max(LAST * overdue.patience_s, self._step.worth_s(peer)):
-            return False
-        stage = self.ctx.run.membership.stage_of(peer)
-        self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
-        return True
-
-    def _expendable(self, peer: str) -> bool:
-        """True for a member that this peer has banned, unless it is the last replica of its stage: the run
-        would stop, and an honest process may have been taken for a flood."""
-        return self.ctx.rate_limits.banned(peer, self.ctx.clock.now) and not self._last_of_its_stage(peer)
-
-    def held_up_by(self) -> list[str]:
-        """Lost members for which the run waits: each is the only one with its stage's state, and has been
-        silent for LAST times its silence timeout."""
-        now, lost = self.ctx.clock.now, self._lost.items()
-        unreached = [p for p, known in lost if now - known.since >= (LAST - 1.0) * known.patience_s]
-        return [peer for peer in unreached if self._last_of_its_stage(peer)]
-
     def _wait(self, reason: str) -> None:
+        """Note in the event log why the run waits, unless that was the last reason noted."""
         if reason != self._waiting_for:
             self._waiting_for = reason
             self.ctx.outbox.note("waiting", reason=reason)
 
-    def _last_of_its_stage(self, peer: str) -> bool:
-        """True if `peer` is the only member with its stage's state. Other replicas that still have to fetch
-        the last step do not count; reachable members that are to serve later do, for they have the state."""
-        membership = self.ctx.run.membership
-        stage = membership.stage_of(peer)
-        serving = membership.serving(stage) if stage is not None else []
-        others = [p for p in serving if p != peer and not self.absent.lacks(p)]
-        if self.has_last(peer):
-            others = [p for p in others if self.has_last(p)]
-        others += [
-            p
-            for p in membership.active_from
-            if p not in serving and membership.stage_of(p) == stage and self.ctx.reachable(p)
-        ]
-        return peer in serving and set(others) <= {peer, *self._removals, *self._going}
-
-    def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member: the first time (`again` False) at its own address, later also through carriers.
-        Nothing if it has no address of that kind."""
-        dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
-        if again or address:
-            address = dialer.addresses(peer, again)
-        if address:
-            self.ctx.outbox.emit(Dial(peer, address))
-
     def deadline(self) -> float:
         """Time of the next `tick` (s)."""
-        if not (self._lost or self._joining):
-            return self.absent.deadline()  # nearly always
-        dials = [min(lost.until, lost.dial_at) for lost in self._lost.values()]
+        due = self.lost.deadline()
         if self._joining and not self._may_admit():
-            dials.append(self.ctx.clock.now + (1.0 - self._admits.left) / ADMISSIONS.per_s)
-        return min([*dials, self.absent.deadline()])
+            due = min(due, self.ctx.clock.now + (1.0 - self._admits.left) / ADMISSIONS.per_s)
+        return due
 
     def _may_admit(self) -> bool:
         """True if joiners may be admitted now (`ADMISSIONS`)."""

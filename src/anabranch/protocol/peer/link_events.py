@@ -200,6 +200,6 @@ class LinkEvents(Timer):
             self.link_down(overdue.peer, self.connections.renew(overdue))
             return
         if lead is not None:
-            lead.admission.silent(overdue)
+            lead.admission.lost.silent(overdue)
         for peer, reason in self.connections.stranded(overdue.peer):
             self.hang_up(peer, reason)
