@@ -13,9 +13,9 @@ def test_a_leader_that_resigns_follows_a_claim_of_the_term_that_it_knows() -> No
     view = LeaderView(ctx, lambda: changes.append(ctx.log.leader))
     view.elected("a", 2)
     assert view.claims("b", 3) is None and ctx.log.leader == "b"
-    view.line(3)
     ctx.log.follow_leader("")
-    assert view.claims("b", 2) is None and ctx.log.leader == "", "an older term"
+    assert view.claims("c", 2) is None and ctx.log.leader == "", "an older term"
+    view.line(3)
     assert view.claims("b", 3) is None and ctx.log.leader == "b"
     assert view.claims("c", 3) is None and ctx.log.leader == "b"
     assert changes == ["a", "b", "b"]

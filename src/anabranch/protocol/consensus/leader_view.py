@@ -58,7 +58,7 @@ class LeaderView:
         proven = term == self.proven_term
         if voter in self._doubted and not proven:
             return None
-        if term > ctx.log.term or not ctx.log.leader:
+        if term > ctx.log.term or (term == ctx.log.term and not ctx.log.leader):
             self._follow(voter, term)
         elif ctx.log.term > self.proven_term and ctx.clock.now >= self._since + PROOF_S:
             text = f"{ctx.log.leader[:8]} says that it leads in term {ctx.log.term}"
