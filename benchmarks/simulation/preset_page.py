@@ -14,6 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from anabranch.observe.plots import style
 from anabranch.observe.plots.style import INK, RED, STYLE, save
+from anabranch.sim.metrics.iteration_metrics import estimate
 from anabranch.train.recipes.presets import PRESETS
 from anabranch.train.recipes.recipes import recipe_run
 from benchmarks import harness
@@ -218,12 +219,17 @@ def _loss_row(row: str, trained: Trained, figures: AllFigures) -> list[str]:
     tried = trained.found[row]
     rate = f"{best_rate(tried, trained.first):g} of {len(tried)}"
     loss = statistics.mean(curve[-1][1] for curve in curves.values())
-    against = f"{100 * (statistics.mean(ratios) - 1):+.1f} %" if ratios else "–"
+    against = f"{100 * (statistics.mean(ratios) - 1):+.1f}{_half(ratios)} %" if ratios else "–"
     pace = sent(figures, next(iter(FLEETS)), row, trained.steps)
     tokens = trained.steps * step_of(next(iter(FLEETS)))
     traffic = f"{pace.at(trained.steps) / tokens / 1e3:,.2f}" if pace else "not run"
     times = [_time_cell(fleet, row, trained, figures) for fleet in FLEETS]
     return [row, rate, str(len(curves)), f"{loss:.3f}", against, traffic, *times]
+
+
+def _half(ratios: Sequence[float]) -> str:
+    """Half of the interval of the seeds, in per cent; "" with one seed, which has none."""
+    return f" ± {100 * estimate(ratios).half:.1f}" if len(ratios) > 1 else ""
 
 
 def _time_cell(fleet: str, row: str, trained: Trained, figures: AllFigures) -> str:

@@ -204,14 +204,14 @@ def test_a_page_of_no_runs_says_what_is_missing() -> None:
     assert preset_page.published_table([trained], figures)
 
 
-def test_a_fleet_has_the_shortest_rounds_that_are_nearly_as_quick() -> None:
+def test_a_fleet_has_the_shortest_rounds_that_are_not_much_slower() -> None:
     def chosen(*speeds: float) -> str:
         rows = ("anabranch", "anabranch-10", "anabranch-1", "diloco")
         return ours({row: Figures(speed, 1.0) for row, speed in zip(rows, speeds, strict=True)})
 
     assert chosen(100.0, 99.0, 97.0, 500.0) == "anabranch-1"
-    assert chosen(100.0, 86.0, 84.0, 500.0) == "anabranch-10"
-    assert chosen(100.0, 44.0, 19.0, 500.0) == "anabranch"
+    assert chosen(100.0, 44.0, 19.0, 500.0) == "anabranch-10"
+    assert chosen(100.0, 39.0, 19.0, 500.0) == "anabranch"
     assert ours({}) == ours({"anabranch": None}) == "anabranch"
 
 
