@@ -220,8 +220,8 @@ def a_record() -> RunRecord:
 
 
 def events() -> list[Event]:
-    def repair(dead: str, time: float) -> Repair:
-        return Repair(time=time, t=5, index=0, stage=1, dead=dead, replacement="", reason="forward")
+    def repair(dead: str, time: float, t: int = 5) -> Repair:
+        return Repair(time=time, t=t, index=0, stage=1, dead=dead, replacement="", reason="forward")
 
     def suspected(subject: str, time: float) -> Suspected:
         return Suspected(time=time, subject=subject, reason="silent")
@@ -237,6 +237,7 @@ def events() -> list[Event]:
         step(6, 115.0),
         suspected("B", 121.0),
         repair("B", 121.5),
+        repair("B", 138.0, t=9),  # it is back, and kept a microbatch for too long
         suspected("B", 139.9),
         suspected("C", 130.0),
         PeerRemoved(time=131.0, subject="C", stage=1, reason="silent"),
@@ -254,7 +255,7 @@ def test_figures_of_a_storm() -> None:
     metrics = metrics_of(a_record(), events(), 36, WastedCompute(computed_s=10.0, killed_s=0.5))
     assert metrics.faults.delivered == {"relay killed": 1, "relay frozen": 1}
     assert metrics.faults.undelivered == {"voter killed": {"one voter": 2}}
-    assert (metrics.steps, metrics.rollbacks, metrics.rolled_back, metrics.repaired) == (5, 1, 2, 3)
+    assert (metrics.steps, metrics.rollbacks, metrics.rolled_back, metrics.repaired) == (5, 1, 2, 4)
     assert (metrics.falsely_suspected, metrics.falsely_removed) == (1, 1)
     assert metrics.peer_hours == pytest.approx(0.4)
     killed, frozen = metrics.recovery["killed"], metrics.recovery["frozen"]

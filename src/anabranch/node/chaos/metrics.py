@@ -18,6 +18,9 @@ from anabranch.observe.events import Event, PeerJoined, PeerRemoved, Repair, Rol
 
 #: Version of the JSON result.
 VERSION = 1
+#: Iterations after the last committed one in which a repair is due to a fault: a frozen peer may have done
+#: its part of the open one. Later a peer that is back is asked for what it keeps too long, for other reasons.
+ITERATIONS = 2
 
 
 class Spread(msgspec.Struct):
@@ -159,8 +162,9 @@ def _recovery(record: RunRecord, events: Sequence[Event], faults: Sequence[Deliv
                 latest |= dict.fromkeys(ids, event)
             case PeerJoined(subject=subject):
                 latest.pop(subject, None)
-            case Repair(dead=dead) if dead in latest and latest[dead] in faults:
-                hops.append(event.time - latest[dead].at)
+            case Repair(dead=dead, t=t) if dead in latest and latest[dead] in faults:
+                if t <= latest[dead].t + ITERATIONS:
+                    hops.append(event.time - latest[dead].at)
     return Recovery(
         next_hop=Spread.of(hops),
         commit=Spread.of(commits[i] - fault.at for fault, i in following if i < len(commits)),
