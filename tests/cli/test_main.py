@@ -177,7 +177,18 @@ def test_init_makes_a_subspace_model(
     assert main(["init", str(path), *arguments]) == 0
     run = load_run_file(path)
     assert (run.model.subspace, run.wire.activations, run.wire.gradients) == (subspace, codec, codec)
-    assert f"model.subspace = {subspace}: " in capsys.readouterr().out  # bytes, and what they cost
+    said = capsys.readouterr().out
+    assert f"model.subspace = {subspace}" in said and "bytes per token and cut" in said
+
+
+@pytest.mark.parametrize(("wire", "size_bytes"), [("int8", 264), ("fp16", 512), ("none", 0)])
+def test_init_says_what_a_codec_sends(
+    tmp_path: Path, wire: str, size_bytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "run.toml"), "--wire", wire]) == 0
+    said = capsys.readouterr().out
+    assert ("bytes per token and cut" in said) == bool(size_bytes)
+    assert not size_bytes or f"{size_bytes} bytes per token and cut, forward and backward" in said
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--dtype": ("compute.dtype", str, "precision of the computation"),
     "--reduction": ("run.reduction", str, "how gradients are summed: bit-exact, or as floats"),
     "--numerics": ("run.numerics", str, "peers that are admitted: of one numerics class, or any"),
-    "--sums": ("wire.reduce", str, "units of gradient sums: exact, or coarse (2 to 3 bytes, not 9)"),
+    "--sums": ("wire.reduce", str, "units of gradient sums: exact, or coarse (2 to 4 bytes a parameter and step, not 9)"),
 }
 #: Keys that --wire sets.
 _WIRE = ("wire.activations", "wire.gradients")
@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror}") from None
     print(recipe_line(config, model))
-    if model.subspace:
-        print(cut_line(config, model))
+    if line := cut_line(config, model):
+        print(line)
     if needed > RunConfig().fleet.boundary_budget_bytes:
         print(
             f"fleet.boundary_budget_bytes: each node keeps up to {needed / 2**30:.0f} GiB of activations and "

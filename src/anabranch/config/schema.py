@@ -375,7 +375,7 @@ class WireSection:
     function of seed, iteration, microbatch and stage)."""
     reduce: Annotated[str, OneOf("exact", "coarse")] = "exact"
     """Gradient sums between the replicas of a stage: "exact" (contributions in units of 2^-48, some 9 bytes a
-    parameter and step), or "coarse" (in units of a share of the gradient's usual size, 2 to 3 bytes; the sum
+    parameter and step), or "coarse" (in units of a share of the gradient's usual size, 2 to 4 bytes; the sum
     of the rounded contributions is exact, too). Needs run.reduction = "exact"."""
     block: Annotated[int, Range(8, 1 << 16)] = 64
     """Values that share a scale in "int8" and "int4"; an even number."""

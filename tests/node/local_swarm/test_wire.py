@@ -24,14 +24,27 @@ WIRE = {
 }
 
 
+def cuts(codec: str) -> dict[str, str]:
+    """Activations and input gradients in one codec, and exact sums."""
+    return {"wire__activations": codec, "wire__gradients": codec}
+
+
 @pytest.mark.parametrize(
-    "model",
-    # The subspace in virtual time: tests/swarm/exactness/test_subspace.py.
-    [{}, pytest.param({"model__subspace": 5, "model__tied": False}, marks=pytest.mark.soak)],
-    ids=["dense", "subspace"],
+    "changes",
+    # The others, and each in virtual time: tests/sim/fuzz/test_codec_grid.py, exactness/test_subspace.py.
+    [WIRE]
+    + [
+        pytest.param(changes, marks=pytest.mark.soak)
+        for changes in (
+            WIRE | {"model__subspace": 5, "model__tied": False},
+            *map(cuts, ("bf16", "fp16", "int8", "int4")),
+            {"wire__reduce": "coarse"},
+        )
+    ],
+    ids=["all", "subspace", "bf16", "fp16", "int8", "int4", "coarse sums"],
 )
 def test_a_relay_that_dies_in_mid_backward(
-    tmp_path: Path, texts: Path, supervisor: Supervisor, model: dict[str, Any]
+    tmp_path: Path, texts: Path, supervisor: Supervisor, changes: dict[str, Any]
 ) -> None:
     """Others compute its microbatches again from the kept payloads (I3, R4)."""
     run = small_run(
@@ -40,8 +53,7 @@ def test_a_relay_that_dies_in_mid_backward(
         batch__microbatches=16,
         pipeline__blocks_per_stage=[3, 1],
         fleet__minimum=2,
-        **WIRE,
-        **model,
+        **changes,
     )
     directory = created(tmp_path / "run", run)
     plan = {"relay-1.1": {"at": "mid_backward", "iteration": 3, "added": 1}}

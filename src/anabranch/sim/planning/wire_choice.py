@@ -24,8 +24,8 @@ CANDIDATES = (
 #: Tokens that a run needs, over those for the same loss without, as measured on llama-tiny (docs/results:
 #: wire-loss, delayed-loss; a doubling of the tokens was worth 0.263 nats there). int8 cuts: less than the
 #: spread of two seeds, and coarse sums nothing besides. Delay: the dearest measurement, which began after 120
-#: steps; after 300 it was 1.01 (delayed-loss-1024). Subspace: the published reference run, as the own trial
-#: (subspace-loss) ended too early.
+#: steps; after 300 it was 1.01 (delayed-loss-1024). Subspace: the published reference run; own runs of 3,000
+#: steps (subspace-loss-1024) ended as far above as half of the tokens would.
 ROUNDED_TOKENS, DELAYED_TOKENS, SUBSPACE_TOKENS = 1.02, 1.21, 3.1
 #: Width of the subspace that is weighed, as a share of the model's width.
 NARROW = 8

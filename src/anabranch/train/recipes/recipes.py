@@ -145,12 +145,21 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def cut_line(run: RunConfig, model: ModelConfig) -> str:
-    """Sentence on the bytes per token that cross each cut of a subspace model, and on what it costs."""
-    width = _WIDTHS[run.compute.dtype]
+    """Sentence on the bytes per token that cross each cut with the run's codecs and subspace, and on where
+    the docs say what they cost; "" for a dense model without a codec."""
+    width, wire, named = _WIDTHS[run.compute.dtype], run.wire, list[str]()
+    if model.subspace:
+        named.append(f"model.subspace = {model.subspace}")
+    if {wire.activations, wire.gradients} != {"none"} and not run.pipeline.whole:
+        named.append(f"cuts in {wire.activations} (activations) and {wire.gradients} (gradients)")
+    if not named:
+        return ""
+    cost = "the loss falls more slowly (docs/explanation/subspace.md)"
+    if not model.subspace:
+        cost = "what that costs is in docs/explanation/thin-lines.md"
     return (
-        f"model.subspace = {model.subspace}: {sum(cut_bytes(model, run.wire, 1, width)):,} bytes "
-        f"per token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
-        "slowly (docs/explanation/subspace.md)"
+        f"{' and '.join(named)}: {sum(cut_bytes(model, wire, 1, width)):,} bytes per token and cut, forward and "
+        f"backward, instead of {2 * model.dim * width:,}; {cost}"
     )
 
 
