@@ -51,7 +51,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--dtype": ("compute.dtype", str, "precision of the computation"),
     "--reduction": ("run.reduction", str, "how gradients are summed: bit-exact, or as floats"),
     "--numerics": ("run.numerics", str, "peers that are admitted: of one numerics class, or any"),
-    "--sums": ("wire.reduce", str, "units of gradient sums: exact, or coarse (2 to 4 bytes a parameter and step, not 9)"),
+    "--sums": ("wire.reduce", str, "units of gradient sums: exact, or coarse (2 to 4 bytes, not 9)"),
 }
 #: Keys that --wire sets.
 _WIRE = ("wire.activations", "wire.gradients")

@@ -158,8 +158,8 @@ def cut_line(run: RunConfig, model: ModelConfig) -> str:
     if not model.subspace:
         cost = "what that costs is in docs/explanation/thin-lines.md"
     return (
-        f"{' and '.join(named)}: {sum(cut_bytes(model, wire, 1, width)):,} bytes per token and cut, forward and "
-        f"backward, instead of {2 * model.dim * width:,}; {cost}"
+        f"{' and '.join(named)}: {sum(cut_bytes(model, wire, 1, width)):,} bytes per token and cut, forward "
+        f"and backward, instead of {2 * model.dim * width:,}; {cost}"
     )
 
 
