@@ -45,13 +45,7 @@ class Wire:
             self.forwards[peer].append(1)
         elif action == "arrive" and self.forwards[peer]:
             self.forwards[peer].pop()
-            withdrawn = self.ledger.grants[peer].withdrawn
-            if self.ledger.receive(peer):
-                self.held.append(peer)
-                if self.draw.random() < 0.8:  # it may be what came another way already
-                    self.tell(self.ledger.use(peer))
-            else:
-                assert withdrawn, "a forward within its credit was refused"
+            assert self.take(peer), "a forward within its credit was refused"
         elif action == "release" and self.held:
             self.tell(self.ledger.release(self.held.pop(self.draw.randrange(len(self.held)))))
         elif action == "ask" and self.up[peer]:
@@ -66,6 +60,16 @@ class Wire:
         elif action == "break" and self.draw.random() < 0.2:
             self.break_link(peer)
         self.check()
+
+    def take(self, peer: str) -> bool:
+        """Count a forward that arrives; False if it is refused although its credit was not withdrawn."""
+        withdrawn = self.ledger.grants[peer].withdrawn
+        if not self.ledger.receive(peer):
+            return withdrawn > 0
+        self.held.append(peer)
+        if self.draw.random() < 0.8:  # it may be what came another way already
+            self.tell(self.ledger.use(peer))
+        return True
 
     def break_link(self, peer: str) -> None:
         if self.up[peer]:
@@ -108,6 +112,76 @@ def test_none_is_lost_and_none_is_made(capacity: int, senders: int, seed: int) -
     wire.check()
     assert wire.ledger.repair_free
     assert wire.ledger.pool == capacity
+
+
+class Foreseen(Wire):
+    """Wire of a round: the receiver grants some credits for slots, and its senders foresee other numbers."""
+
+    def __init__(self, capacity: int, senders: list[str], draw: random.Random) -> None:
+        super().__init__(capacity, senders, draw)
+        self.to_sender = {peer: [] for peer in senders}
+        self.ledger = SlotLedger(capacity)
+        for peer in senders:
+            if count := draw.randrange(4):
+                self.credits[peer] = Credit(count, standing=count, stale=False, foreseen=True)
+        self.tell(self.ledger.expect({p: draw.randrange(1, 3) for p in senders if draw.random() < 0.6}))
+
+    def tell(self, peers: list[str]) -> None:
+        super().tell([peer for peer in peers if peer in self.ledger.grants])
+
+    def take(self, peer: str) -> bool:
+        if not self.ledger.receive(peer):
+            return True
+        self.held.append(peer)
+        self.tell(self.ledger.use(peer))
+        return True
+
+    def check(self) -> None:
+        granted = sum(grant.held for grant in self.ledger.grants.values())
+        assert granted + self.ledger.pool + self.ledger.repair_free == self.ledger.capacity + 1
+        assert self.ledger.pool >= 0 and len(self.held) <= self.ledger.capacity + 1
+
+    def sent_by(self, peer: str, turns: int) -> int:
+        """Number of microbatches that a peer, which asks while it has no credit, sends in so many turns;
+        everything arrives at once, and others return what they need not keep."""
+        sent = 0
+        for _ in range(turns):
+            for each, credit in self.credits.items():
+                while self.to_sender[each]:
+                    credit.told(self.to_sender[each].pop(0), 0.0)
+                if each != peer and (spare := min(credit.free, credit.beyond_standing)) > 0:
+                    credit.returned += spare
+                    self.returns[each].append(credit.returned)
+                while self.returns[each]:
+                    self.tell(self.ledger.give_back(each, self.returns[each].pop(0)))
+                while self.forwards[each]:
+                    self.forwards[each].pop()
+                    self.take(each)
+            while self.held:
+                self.tell(self.ledger.release(self.held.pop()))
+            if self.credits[peer].free > 0:
+                self.credits[peer].used += 1
+                self.forwards[peer].append(1)
+                sent += 1
+            else:
+                self.tell(self.ledger.ask(peer, 1, True))
+                self.tell(self.ledger.ask(peer, 1, False))
+        return sent
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 150), st.integers(0, 10**9))
+def test_whoever_asks_gets_credits_whatever_was_foreseen_withdrawn_or_lost(
+    capacity: int, senders: int, steps: int, seed: int
+) -> None:
+    """A credit that counts as used, or as unused, at one end alone is never used again (I4)."""
+    wire = Foreseen(capacity, [f"u{n}" for n in range(senders)], random.Random(seed))
+    for _ in range(steps):
+        wire.step()
+    for peer, up in wire.up.items():
+        if not up:
+            wire.break_link(peer)
+    assert all(wire.sent_by(peer, 40) >= 10 for peer in wire.credits)
 
 
 def test_the_capacity_is_dealt_evenly_and_the_rest_goes_to_those_who_ask() -> None:

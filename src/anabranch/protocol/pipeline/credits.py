@@ -87,6 +87,11 @@ class Grant:
         """Granted credits that were not returned, and for which no microbatch has arrived."""
         return self.total - self.received - self.returned
 
+    def add(self) -> None:
+        """Grant one credit more; if one was withdrawn, that one, as the upstream peer counts it still."""
+        self.total += 1
+        self.withdrawn = max(0, self.withdrawn - 1)
+
     def told(self, fence: Fence, others: int = 0) -> Slots:
         """Make the report of this grant to its peer; the caller sends it. others: microbatches of other
         senders that this receiver computes now; stored, so that only great changes are reported again."""
@@ -156,8 +161,7 @@ class SlotLedger:
         grant.received += 1
         if grant.unused >= 0:
             return True
-        grant.withdrawn = max(0, grant.withdrawn - 1)
-        grant.total += 1
+        grant.add()
         grant.released += 1
         return False
 
@@ -295,7 +299,9 @@ class SlotLedger:
         notified = self._serve()
         idle = {p: min(g.called, g.unused) for p, g in self.grants.items() if g.called > 0 and g.unused > 0}
         while (at := self._next()) is not None:
-            others = [peer for peer, count in idle.items() if count > 0 and peer != self.asks[at][2]]
+            # A peer that was given one just now does not know it, and would never know that it lost it.
+            left_out = {*notified, self.asks[at][2]}
+            others = [peer for peer, count in idle.items() if count > 0 and peer not in left_out]
             if not others:
                 break
             richest = max(others, key=lambda peer: (idle[peer], peer))
@@ -359,7 +365,7 @@ class SlotLedger:
         """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests; to
         these also if `peer` has unused credits. Returns the peers to tell their credits."""
         if grant.lacks and not (grant.unused and self._next() is not None):
-            grant.total += 1
+            grant.add()
             return [peer]
         self._put_back(1)
         return self._serve()
@@ -381,14 +387,14 @@ class SlotLedger:
             else:
                 break
             self.asks.pop(at)
-            self.grants[peer].total += 1
+            self.grants[peer].add()
             notified.append(peer)
         while at is None and self.pool > self._spare:
             lender = next((peer for peer, grant in self.grants.items() if grant.lacks), None)
             if lender is None:
                 break
             self.pool -= 1
-            self.grants[lender].total += 1
+            self.grants[lender].add()
             notified.append(lender)
         return notified
 
@@ -401,6 +407,7 @@ class Credit:
     standing: those that this sender keeps without asking. used, returned: credits that this sender has used
     and handed back. stale: True until the receiver has reported since the link broke. others: microbatches of
     other senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
+    foreseen: True if the receiver has reported nothing yet, and the total is what it is expected to grant.
     """
 
     total: int = 0
@@ -411,6 +418,7 @@ class Credit:
     stale: bool = True
     others: int = 0
     granted_at: float = -math.inf
+    foreseen: bool = False
 
     @property
     def free(self) -> int:
@@ -427,9 +435,11 @@ class Credit:
     def told(self, slots: Slots, now: float) -> None:
         """Take the totals that the receiver reports at time `now`; a report older than the last one changes
         no total. After a broken link its counts replace this sender's, since microbatches on their way were
-        lost."""
+        lost. A first report replaces the foreseen total, of which nothing may have been granted."""
         if slots.total > self.total:
             self.granted_at = now
+        if self.foreseen:
+            self.foreseen, self.total, self.standing = False, slots.total, slots.standing
         if self.stale:
             self.stale, self.total, self.standing = False, slots.total, slots.standing
             self.used, self.returned, self.released = slots.received, slots.returned, slots.released

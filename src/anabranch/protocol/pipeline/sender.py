@@ -62,9 +62,6 @@ class Sender:
         self.base = base
         self.items: dict[int, OutgoingMicrobatch] = {}
         self.credits: dict[str, Credit] = {}
-        self._foreseen: set[str] = set()
-        """Peers whose credits were foreseen, and that have reported none yet: they may not have opened the
-        iteration."""
         self.hops = HopCandidates(ctx, t, planned)
         self._plan = ctx.run.plan(t)
         self._bound = ctx.run.stage == 0 and sets_of(self._plan).bound
@@ -195,8 +192,8 @@ class Sender:
             served = membership.is_live(peer, stage, self.t - 1) and membership.is_live(peer, stage, self.t)
             if served and self.ctx.links.incarnations.get(peer, 0) <= membership.members[peer].incarnation:
                 sure = min(count, EARLY_PAYLOADS_MAX)
-                self._foreseen.add(peer)
-                self.credits[peer] = Credit(sure, standing=sure, stale=False, granted_at=self.ctx.clock.now)
+                now = self.ctx.clock.now
+                self.credits[peer] = Credit(sure, standing=sure, stale=False, granted_at=now, foreseen=True)
 
     def on_slots(self, peer: str, slots: Slots) -> None:
         """Store the credits that `peer`, of the next stage, reports, send what can be sent, and return those
@@ -205,7 +202,6 @@ class Sender:
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()
-        self._foreseen.discard(peer)
         self.credits[peer].told(slots, self.ctx.clock.now)
         if comes:
             self._look_at_overdue()
@@ -439,8 +435,10 @@ class Sender:
         that waits for a credit is (`HopCandidates.open_to`): the machine has reported none, so it has not
         opened the round. Infinite once it has, in a round that drops late slots, and for a slot that only its
         machine can fill."""
-        drops, foreseen = self.ctx.run.settings.rounds.drops, item.peer in self._foreseen
-        if drops or not foreseen or item.leg is not OutgoingState.SENT or self._plan[item.index].carried:
+        drops, credit = self.ctx.run.settings.rounds.drops, self.credits.get(item.peer or "")
+        if drops or credit is None or not credit.foreseen:
+            return math.inf
+        if item.leg is not OutgoingState.SENT or self._plan[item.index].carried:
             return math.inf
         return item.sent_at + max(SLOT_WAITS_S, SLOT_WAITS * self.ctx.costs.usual_s)
 
