@@ -22,11 +22,11 @@ CANDIDATES = (
     WirePart(activations="int8", gradients="int8", reduce="coarse"),
 )
 #: Tokens that a run needs, over those for the same loss without, as measured on llama-tiny (docs/results:
-#: wire-loss, delayed-loss; a doubling of the tokens was worth 0.263 nats there). int8 cuts: less than the
-#: spread of two seeds, and coarse sums nothing besides. Delay: the dearest measurement, which began after 120
-#: steps; after 300 it was 1.01 (delayed-loss-1024). Subspace: the published reference run; own runs of 3,000
-#: steps (subspace-loss-1024) ended as far above as half of the tokens would.
-ROUNDED_TOKENS, DELAYED_TOKENS, SUBSPACE_TOKENS = 1.02, 1.21, 3.1
+#: wire-loss, delayed-loss-1024; a doubling of the tokens was worth 0.263 nats there). int8 cuts: less than
+#: the spread of two seeds, and coarse sums nothing besides. Delay: of three seeds, begun after 300 steps, a
+#: tenth; begun after 120 it was 1.21 in one seed (delayed-loss). Subspace: the published reference run; own
+#: runs of 3,000 steps (subspace-loss-1024) ended as far above as half of the tokens would.
+ROUNDED_TOKENS, DELAYED_TOKENS, SUBSPACE_TOKENS = 1.02, 1.01, 3.1
 #: Width of the subspace that is weighed, as a share of the model's width.
 NARROW = 8
 #: Least relative gain for which a plan gives up more. A choice: far above what a simulation's seed changes.
@@ -143,7 +143,8 @@ def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
     if taken.scenario.run.delay and not found[0].scenario.run.delay:
         lines.append(
             f"delay: for the loss of a synchronous run raise run.steps to {DELAYED_TOKENS:.2f} times as many "
-            "(measured on a tiny model, one seed: docs/explanation/thin-lines.md)"
+            "(measured on a tiny model, three seeds, with the delay begun after 300 steps; in a run of fewer "
+            "than 3,000 set iteration.delay_from to their share: docs/explanation/thin-lines.md)"
         )
     narrow = found[-1]
     is_model = narrow.scenario.model != taken.scenario.model and not _failed(narrow)
