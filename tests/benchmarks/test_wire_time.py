@@ -53,5 +53,5 @@ def test_plan_weighs_the_tokens_that_were_measured() -> None:
         factor = tokens_factor(three_seeds, wire, doubling)
         assert factor and factor.mean <= ROUNDED_TOKENS + 0.005
     assert len(CANDIDATES) == 3  # no codec, and these two
-    delayed = tokens_factor(found["delayed-loss-1024"], "delay 1", doubling)
+    delayed = tokens_factor(three_seeds, "delay 1", doubling)
     assert delayed and round(delayed.mean, 2) == DELAYED_TOKENS
