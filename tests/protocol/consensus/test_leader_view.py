@@ -19,3 +19,13 @@ def test_a_leader_that_resigns_follows_a_claim_of_the_term_that_it_knows() -> No
     assert view.claims("b", 3) is None and ctx.log.leader == "b"
     assert view.claims("c", 3) is None and ctx.log.leader == "b"
     assert changes == ["a", "b", "b"]
+
+
+def test_nobody_else_is_believed_to_have_led_a_term_that_this_peer_led() -> None:
+    ctx = make_context("a", 1, 1, Settings("run", 1, 1, 2, 10), "a")
+    view = LeaderView(ctx, lambda: None)
+    view.elected("a", 2)
+    view.line(2)
+    ctx.log.follow_leader("")
+    assert view.claims("liar", 2) is None and ctx.log.leader == ""
+    assert view.claims("b", 3) is None and ctx.log.leader == "b"

@@ -114,6 +114,22 @@ def test_none_is_lost_and_none_is_made(capacity: int, senders: int, seed: int) -
     assert wire.ledger.pool == capacity
 
 
+def test_who_took_one_for_lost_that_came_after_all_has_no_credit_too_many() -> None:
+    """Else it sends microbatches that are refused, as fast as the link takes them."""
+    ledger, credit = SlotLedger(1), Credit()
+
+    def tell() -> None:
+        credit.told(ledger.grants["a"].told(FENCE), 0.0)
+
+    ledger.deal(["a"])
+    tell()
+    credit.used += 1  # sent; it counts as lost, is sent again, and then both come
+    assert ledger.receive("a") and not ledger.receive("a")
+    for _ in range(20):
+        tell()
+        assert credit.free <= 0
+
+
 class Foreseen(Wire):
     """Wire of a round: the receiver grants some credits for slots, and its senders foresee other numbers."""
 
@@ -128,6 +144,12 @@ class Foreseen(Wire):
 
     def tell(self, peers: list[str]) -> None:
         super().tell([peer for peer in peers if peer in self.ledger.grants])
+
+    def step(self) -> None:
+        peer = self.draw.choice(sorted(self.credits))
+        if self.forwards[peer] and self.draw.random() < 0.05:
+            self.credits[peer].used -= 1  # it counts as lost, and comes after all
+        super().step()
 
     def take(self, peer: str) -> bool:
         if not self.ledger.receive(peer):

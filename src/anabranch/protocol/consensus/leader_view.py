@@ -26,6 +26,8 @@ class LeaderView:
         self._changed = changed
         self.proven_term = 0
         """Highest term of a committed entry that this peer applied: that term had a leader."""
+        self._led = 0
+        """Highest term in which this peer itself led: nobody else did."""
         self._since = 0.0
         """Time since which claims are followed of which the log has no entry (s)."""
         self._doubted: set[str] = set()
@@ -44,6 +46,8 @@ class LeaderView:
     def elected(self, leader: str, term: int) -> None:
         """Follow `leader`, whom this peer's own Raft node knows as leader of `term`; nothing if the log
         proves a later term."""
+        if leader == self.ctx.me:
+            self._led = max(self._led, term)
         if term >= self.proven_term:
             self._follow(leader, term)
 
@@ -55,6 +59,8 @@ class LeaderView:
             return f"nobody is in term {term}"
         if term < self.proven_term or (term == ctx.log.term and voter == ctx.log.leader):
             return None
+        if term == self._led:
+            return None  # a lie
         proven = term == self.proven_term
         if voter in self._doubted and not proven:
             return None

@@ -219,9 +219,9 @@ class SlotLedger:
 
     def give_back(self, peer: str, total: int) -> list[str]:
         """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
-        `peer` has returned so far; those counted before, and more than it holds unused, are ignored. A
-        guaranteed one that it returns may be granted to it again at once; a withdrawn one that it returns is
-        withdrawn no more. [] without a grant."""
+        `peer` has returned so far; those counted before are ignored, and more than it holds unused count as
+        granted and returned. A guaranteed one that it returns may be granted to it again at once; a withdrawn
+        one that it returns is withdrawn no more. [] without a grant."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -234,6 +234,10 @@ class SlotLedger:
             grant.withdrawn -= 1
             grant.total += 1
             grant.returned += 1
+        # Those that `peer` had too many, as it counted a microbatch as lost that came after all.
+        excess = max(0, min(total - grant.returned, self.capacity + 1))
+        grant.total += excess
+        grant.returned += excess
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
@@ -444,6 +448,7 @@ class Credit:
             self.stale, self.total, self.standing = False, slots.total, slots.standing
             self.used, self.returned, self.released = slots.received, slots.returned, slots.released
         self.total = max(self.total, slots.total)
+        self.used = max(self.used, slots.received)  # a microbatch that counted as lost may have come
         self.released = max(self.released, slots.released)
         self.standing = min(self.standing, slots.standing)  # it only falls; this report may be an old one
         self.others = slots.others
