@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from anabranch.net.framing import MAX_MESSAGE_BYTES
@@ -167,7 +168,7 @@ class Ending(FakeLink):
         super().__init__(peer_id)
         self.way, self.closed_reason, self.broke_framing = Way(via=via), cast("str | None", None), False
 
-    def start(self, on_message: Callable[[bytes, None], None], on_closed: Callable[[str], None]) -> None:
+    def start(self, on_message: Callable[[bytes, Any], None], on_closed: Callable[[str], None]) -> None:
         self.brings, self._on_closed = on_message, on_closed
 
     def close(self, reason: str) -> None:
@@ -216,6 +217,22 @@ def test_a_broken_link_whose_end_waits_is_told_before_the_next_one() -> None:
         await accept("peer").end_late("broken frame", broke_framing=True)
         accept("peer")
         assert kinds(told) == [LinkUp, Garbled, LinkUp]
+
+    run(scenario())
+
+
+def test_a_strangers_payload_waits_for_its_turn() -> None:
+    """Eight strangers, each within its budget, stopped a run by payloads of a byte, which came before all."""
+
+    async def scenario() -> None:
+        accept, told = accepting()
+        link = accept("peer")
+        link.brings(encode(Ping(1, 0)), None)
+        link.brings(encode(Ping(2, 0)), cast(Any, SimpleNamespace(data=b"")))
+        assert kinds(told) == [LinkUp]
+        while len(told) < 3:
+            await asyncio.sleep(0)
+        assert [type(event) for event in told] == [LinkUp, Received, Garbled]
 
     run(scenario())
 

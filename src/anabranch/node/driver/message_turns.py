@@ -1,6 +1,6 @@
 """Turns in which the messages of a peer's links are handled, so that one link's flood holds up itself.
 
-Not here: budgets and bans (`protocol.context.rate_limits_and_bans`), and payloads (`connections`).
+Not here: budgets and bans (`protocol.context.rate_limits_and_bans`), and members' payloads (`connections`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ WAITING_MESSAGES, WAITING_BYTES = 1024, 256 << 10
 
 
 class Turns:
-    """Turns of links whose messages without payload wait to be handled, one message of each at a time. So
-    one that sends as many as the protocol's budgets permit holds up itself, and not others.
+    """Turns of links whose messages wait to be handled, one message of each at a time, but for payloads of
+    members, which are not put here. So one that sends as many as the protocol's budgets permit holds up
+    itself, and not others.
 
     Links to members come first, up to PROMPT messages; what these send beyond that, and what strangers send,
     takes a part of the event loop's time (REST), however many they are. seated(peer): True if the peer is a
@@ -57,7 +58,7 @@ class Turns:
 
     def put(self, link: Link, work: Callable[[], None], size_bytes: int = 0) -> None:
         """Call `work` once it is the link's turn, and all that was put for the link before is done.
-        size_bytes: of the message that it handles."""
+        size_bytes: of the message that it handles, with its payload."""
         seated = link not in self._strangers and (link in self._members or self._seated(link.peer_id))
         waiting = (self._members if seated else self._strangers).setdefault(link, deque())
         waiting.append((work, size_bytes))
