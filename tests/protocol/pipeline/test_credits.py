@@ -275,6 +275,21 @@ def test_who_foresaw_a_credit_in_vain_uses_the_next_one() -> None:
     assert credit.free == 1 and ledger.receive("a")
 
 
+def test_who_was_refused_before_it_asks_gets_a_credit_as_any_newcomer_does() -> None:
+    """All credits are in use, so one of a peer with guaranteed ones has to go to it once it is freed."""
+    told = []
+    for is_refused in (False, True):
+        ledger = SlotLedger(2)
+        ledger.deal(["a", "b"])
+        assert ledger.receive("a") and ledger.receive("b")
+        if is_refused:
+            assert not ledger.receive("newcomer")
+        asked = ledger.ask("newcomer", 4, False)
+        told.append((asked, ledger.release("b"), ledger.release("a"), ledger.ask("newcomer", 5, False)))
+    assert told[0][1] == ["newcomer"]
+    assert told[0] == told[1]
+
+
 def test_a_removed_peers_unused_slots_and_the_repair_slot_are_free_again() -> None:
     ledger = SlotLedger(2)
     ledger.deal(["a", "b"])

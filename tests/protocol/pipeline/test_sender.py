@@ -527,3 +527,12 @@ def test_an_activation_that_was_acknowledged_is_not_lost() -> None:
     for item in items:
         repairs.on_lack("a", item.index, False, item.transmission)
     assert len(items) >= 2 and not node.ctx.links.lossy
+
+
+def test_peers_that_granted_nothing_are_noted_in_an_order_that_does_not_depend_on_the_process() -> None:
+    """The order in which this peer reports its links follows from it, and a set has another one in each
+    process."""
+    node, names = Node("static"), [f"peer {number:02}" for number in range(12)]
+    item = OutgoingMicrobatch(0, True, ("d",), b"x", asked={(name, False) for name in names})
+    node.sender._ask_others(item)
+    assert [peer for peer in node.ctx.costs.neighbours if peer in names] == names

@@ -137,6 +137,26 @@ def test_a_reduce_that_waited_for_work_does_not_begin_once_the_step_is_skipped()
     assert not ctx.tasks.waits((Recount, Freeze))
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_step_that_is_being_taken_from_a_state_that_proves_false_is_given_up(runs: bool) -> None:
+    """The state is replaced; what the worker says of the step then is about the false one."""
+    behind: list[int] = []
+    made, ctx, applied = replica(fell_behind=behind.append)
+    made.commit(msgspec.structs.replace(commit("none"), verdict="skip"), "base 1")
+    job = ctx.tasks.next() if runs else None
+    made.start_anew()
+    if job is not None:
+        then = ctx.tasks.finish(job[0])
+        assert then is not None
+        then(Result(fingerprint="of a false state"))
+    assert behind == [0] and made.t == -1 and not applied
+    assert not ctx.tasks.waiting
+    made.loaded(0, "base", "true")
+    made.advance()
+    done(ctx, Skip, Result(fingerprint="after"))
+    assert applied == [1] and made.fingerprint == "after"
+
+
 @pytest.mark.parametrize("kind", [ReducePart, ReducedPart])
 def test_a_member_sends_no_more_bytes_than_the_parts_of_a_reduce_take(
     kind: type[ReducePart | ReducedPart],

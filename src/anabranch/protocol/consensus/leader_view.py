@@ -16,9 +16,8 @@ class LeaderView:
     """Leader and term that one peer follows (`ctx.log`). changed: callback for a new leader or term.
 
     A voter learns the leader from its own Raft node. Other peers believe a voter's claim to lead in a term
-    not far beyond the known one; one that knows no leader, as it resigned itself, believes one of that term,
-    too. Since a leader first appends an entry of its own term, a claim without such an entry after PROOF_S
-    gives way to that of another voter in no higher term, and is not believed again.
+    not far beyond the known one. Since a leader first appends an entry of its own term, a claim without such
+    an entry after PROOF_S gives way to that of another voter in no higher term, and is not believed again.
     """
 
     def __init__(self, ctx: PeerContext, changed: Callable[[], None]) -> None:
@@ -26,8 +25,6 @@ class LeaderView:
         self._changed = changed
         self.proven_term = 0
         """Highest term of a committed entry that this peer applied: that term had a leader."""
-        self._led = 0
-        """Highest term in which this peer itself led: nobody else did."""
         self._since = 0.0
         """Time since which claims are followed of which the log has no entry (s)."""
         self._doubted: set[str] = set()
@@ -46,8 +43,6 @@ class LeaderView:
     def elected(self, leader: str, term: int) -> None:
         """Follow `leader`, whom this peer's own Raft node knows as leader of `term`; nothing if the log
         proves a later term."""
-        if leader == self.ctx.me:
-            self._led = max(self._led, term)
         if term >= self.proven_term:
             self._follow(leader, term)
 
@@ -59,12 +54,10 @@ class LeaderView:
             return f"nobody is in term {term}"
         if term < self.proven_term or (term == ctx.log.term and voter == ctx.log.leader):
             return None
-        if term == self._led:
-            return None  # a lie
         proven = term == self.proven_term
         if voter in self._doubted and not proven:
             return None
-        if term > ctx.log.term or (term == ctx.log.term and not ctx.log.leader):
+        if term > ctx.log.term:
             self._follow(voter, term)
         elif ctx.log.term > self.proven_term and ctx.clock.now >= self._since + PROOF_S:
             text = f"{ctx.log.leader[:8]} says that it leads in term {ctx.log.term}"

@@ -254,10 +254,12 @@ class Coordination(Timer):
         self.coordinator = coordinator
 
     def resign(self) -> None:
-        """Give up the lead of the log: drop the coordinator; the leader is not known then. Only of a peer
-        that was elected (AssertionError)."""
-        self._ctx.log.take_lead(0)
-        self._ctx.log.follow_leader("")
+        """Give up the lead of the log: drop the coordinator; the leader is not known then, unless this peer
+        has heard of its successor. Only of a peer that was elected (AssertionError)."""
+        log = self._ctx.log
+        log.take_lead(0)
+        if log.leader == self._ctx.me:
+            log.follow_leader("")
         self._become(LeadRole.FOLLOWER)
         self.coordinator = None
 

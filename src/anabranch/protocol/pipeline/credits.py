@@ -45,7 +45,8 @@ class Grant:
     back all the same. calls: times that another peer was asked to return a credit for this one. linked: True
     while its link is up. at_work: its microbatches at this receiver whose gradient is not ready. told_others:
     microbatches of other upstream peers at this receiver, as the upstream peer was last told. withdrawn:
-    unused credits that went to others, although the upstream peer may not know.
+    unused credits that went to others, although the upstream peer may not know. is_new: True until the first
+    request of an upstream peer that was granted nothing in advance.
     """
 
     standing: int
@@ -59,6 +60,7 @@ class Grant:
     at_work: int = 0
     told_others: int = 0
     withdrawn: int = 0
+    is_new: bool = False
 
     @property
     def held(self) -> int:
@@ -157,7 +159,7 @@ class SlotLedger:
         """Count a microbatch received from `peer`, and use one of its credits; False if it had none, so that
         the microbatch is refused. That one counts as granted, used and freed, as `peer` counts it as used:
         its credit was withdrawn without its knowledge, or foreseen in vain."""
-        grant = self.grants.setdefault(peer, Grant(0, 0))
+        grant = self.grants.setdefault(peer, Grant(0, 0, is_new=True))
         grant.received += 1
         if grant.unused >= 0:
             return True
@@ -247,8 +249,9 @@ class SlotLedger:
         without a grant gets one without guaranteed credits, and another peer may lose a guaranteed credit for
         it."""
         notified: list[str] = []
-        if peer not in self.grants:
-            self.grants[peer] = Grant(0, 0)
+        grant = self.grants.setdefault(peer, Grant(0, 0, is_new=True))
+        if grant.is_new:
+            grant.is_new = False
             # Not if the pool has a credit guaranteed to nobody: others belong to peers whose link is down.
             notified = self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
         ask = (not repair, index, peer)
@@ -260,7 +263,6 @@ class SlotLedger:
         if not again and ask in self.asks:
             notified += self._call_in(peer)
         # A peer that sent nothing may have missed the report of its credits.
-        grant = self.grants[peer]
         tell = again or (grant.standing > 0 and not grant.received)
         return notified if peer in notified or not tell else [*notified, peer]
 

@@ -516,7 +516,7 @@ class Sender:
         in vain; one of these that has not even reported its credits in this iteration gets no microbatches
         for a while."""
         asked = {peer for peer, _ in item.asked}
-        for peer in asked - self.credits.keys():
+        for peer in sorted(asked - self.credits.keys()):
             self.ctx.costs.missed(peer, self.t)
         item.refused_by.update(asked)
         item.asked.clear()

@@ -38,7 +38,8 @@ class StepApply(Timer):
         """Hash of the log entry that led to the state."""
         self.fingerprint = ""
         self.pending: dict[int, tuple[Commit, str]] = {}
-        self._applying = False
+        self._taking: Task | None = None
+        """Task that takes the next step, until its result is here; None: there is none."""
         self.keeps: set[int] = set()
         """Steps before which the weights are kept, as they are audited here."""
         self.all_reduce = AllReduce(ctx, lambda t: t in self.pending, self._is_taken, self.advance)
@@ -57,7 +58,7 @@ class StepApply(Timer):
             if record.t == self.t + 1:
                 self.all_reduce.step_committed()
             while len(self.pending) > PENDING_MAX:
-                being_taken = self.t + 1 if self._applying else -1
+                being_taken = -1 if self._taking is None else self.t + 1
                 del self.pending[min(t for t in self.pending if t != being_taken)]
             self.advance()
 
@@ -65,7 +66,7 @@ class StepApply(Timer):
         """Apply the next committed step if this replica has its gradient, or it is a skip; otherwise fetch
         the gradient. If the next step was dropped from `pending`, or the state proves false, a whole state is
         fetched. Nothing without a state, without a pending step, or while one is being applied."""
-        if not self.pending or self._applying or self.t < 0:
+        if not self.pending or self._taking is not None or self.t < 0:
             return
         following = self.pending.get(self.t + 1)
         if following is None:  # more than PENDING_MAX steps were committed since, so it was dropped
@@ -96,17 +97,19 @@ class StepApply(Timer):
 
     def _is_taken(self, t: int) -> bool:
         """True if the worker was told to apply or skip the step of iteration `t`, or has done it."""
-        return t <= self.t + self._applying
+        return t <= (self.t if self._taking is None else self._taking.t)
 
     def _take(self, task: Task) -> None:
-        self._applying = True
+        self._taking = task
         self.lacking.end()
         self.ctx.tasks.hurry(task.t)
         self.ctx.tasks.drop(task.t)
-        self.ctx.tasks.submit(TaskPriority.STEP, task, (), self._applied)
+        self.ctx.tasks.submit(TaskPriority.STEP, task, (), lambda result: self._applied(task, result))
 
-    def _applied(self, result: Result) -> None:
-        self._applying = False
+    def _applied(self, task: Task, result: Result) -> None:
+        if task is not self._taking:
+            return  # the state that it was taken from proved false
+        self._taking = None
         if result.error:
             # The state is unchanged. The gradient, or a whole state, comes from another replica.
             self.ctx.outbox.note("note", text=f"a step could not be taken: {result.error}")
@@ -136,7 +139,7 @@ class StepApply(Timer):
         (`loaded`)."""
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
-        self._applying = False
+        self._taking = None
         self.lacking.end()
         self.all_reduce.close()
 
@@ -149,18 +152,20 @@ class StepApply(Timer):
     def _wanted(self) -> Commit | None:
         """Next step, if it is known and not being applied; else None."""
         following = self.pending.get(self.t + 1)
-        return None if following is None or self._applying else following[0]
+        return None if following is None or self._taking is not None else following[0]
 
     def _fetched(self, record: Commit) -> None:
         """Apply a step whose fetched gradient is at the worker; nothing if it is no longer the next one, or
         being applied."""
-        if self.t + 1 == record.t and not self._applying:
+        if self.t + 1 == record.t and self._taking is None:
             self._take(self._apply_task(record))
 
     def start_anew(self) -> None:
         """Give up the state, as it proved false, and the open iteration's reduce; have another state fetched
-        (`on_behind`). Pending steps stay."""
-        self._applying = False
+        (`on_behind`). Pending steps stay, also one that is being taken: what comes of that is ignored."""
+        if self._taking is not None:
+            self.ctx.tasks.withdraw(self._taking)
+            self._taking = None
         self._give_up(self.t)
 
     def _give_up(self, step: int) -> None:
