@@ -114,7 +114,7 @@ class Link:
         self._finished = 0
         self._progress = 0, 0
         self._idle_checks = 0
-        self._holds = False
+        self._holds = self._holds_all = False
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._on_message: OnMessage | None = None
@@ -173,10 +173,12 @@ class Link:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
     def hold_messages(self, hold: bool) -> None:
-        """Stop reading messages without payload (`hold` True), which then wait at the other side, or read on
-        (False)."""
+        """Stop reading messages (`hold` True), with payload and without, which then wait at the other side,
+        or read on (False)."""
+        self._holds_all = hold
         if self.closed_reason is None:
-            (self.control.pause_for if hold else self.control.resume_for)("held")
+            for lane in (self.control, self.bulk):
+                (lane.pause_for if hold else lane.resume_for)("in turn")
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
         """Change the largest payload (bytes) that is accepted from now on; payloads that have begun are not
@@ -194,7 +196,7 @@ class Link:
         count = self._payloads.unfinished if self._payloads is not None else 0
         finished, seen = self._progress
         moved = self._finished != finished or self.bulk.bytes_received >= seen + STALL_BYTES
-        if moved or not count or self._holds:
+        if moved or not count or self._holds or self._holds_all:
             self._progress, self._idle_checks = (self._finished, self.bulk.bytes_received), 0
             return
         self._idle_checks += 1

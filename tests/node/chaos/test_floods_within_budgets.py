@@ -21,12 +21,15 @@ STEPS, MESSAGES = 40, 5 * TOLD
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_eight_strangers_of_a_ticket(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+@pytest.mark.parametrize("what", ["claims", "gradients"])
+def test_eight_strangers_of_a_ticket(
+    what: str, tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
     """Before messages were handled in turn, the run took no step for as long as they came (28 s), and a
-    newcomer did not come in."""
+    newcomer did not come in. Nor did it (one step in 20 s) while payloads were not handled in turn."""
     with hostile_run(tmp_path / "run", small_run(texts, **ENDLESS), supervisor) as hostile:
         hostile.target = run_patient_strangers
-        guest = hostile.invite("claims within their budget", 1)
+        guest = hostile.invite(f"{what} within their budget", 1)
         hostile.until(lambda: len(guest.words("sent")) >= 1)
         since, before = hostile.steps, len(guest.words("sent"))
         swarm = hostile.swarm

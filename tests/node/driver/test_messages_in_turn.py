@@ -1,21 +1,23 @@
-"""Messages without payload are handled in turn: a link that sends many holds up its own."""
+"""Messages, with payload and without, are handled in turn: a link that sends many holds up its own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
-from anabranch.net.framing import MAX_MESSAGE_BYTES
+import pytest
+
+from anabranch.net.framing import MAX_MESSAGE_BYTES, Blob
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link, Way
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.message_turns import PROMPT, WAITING_BYTES, WAITING_MESSAGES, Turns
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received
-from anabranch.protocol.messages import Ping, encode
+from anabranch.protocol.messages import Backward, Fence, Ping, encode
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -162,13 +164,15 @@ def test_a_long_turn_of_a_stranger_is_not_followed_by_a_long_rest() -> None:
 class Ending(FakeLink):
     """Link of a peer that ends when the test says so."""
 
-    incarnation, credential = 1, None
+    incarnation, credential, max_payload_bytes = 1, None, 1 << 20
 
     def __init__(self, peer_id: str, via: str = "") -> None:
         super().__init__(peer_id)
         self.way, self.closed_reason, self.broke_framing = Way(via=via), cast("str | None", None), False
 
-    def start(self, on_message: Callable[[bytes, Any], None], on_closed: Callable[[str], None]) -> None:
+    def start(
+        self, on_message: Callable[[bytes, Blob | None], None], on_closed: Callable[[str], None]
+    ) -> None:
         self.brings, self._on_closed = on_message, on_closed
 
     def close(self, reason: str) -> None:
@@ -190,11 +194,11 @@ class NoEngine:
     engine = None
 
 
-def accepting() -> tuple[Callable[..., Ending], list[Event]]:
+def accepting(seated: bool = False) -> tuple[Callable[..., Ending], list[Event]]:
     """A peer's links: a function that takes over a new one, and what the protocol is told."""
     told = list[Event]()
     transport, credential = cast(TcpTransport, cast(Any, NoEngine())), cast(Credential, None)
-    links = Connections(transport, told.append, credential, seated=lambda peer: False)
+    links = Connections(transport, told.append, credential, seated=lambda peer: seated)
 
     def accept(peer: str, via: str = "") -> Ending:
         link = Ending(peer, via)
@@ -221,18 +225,25 @@ def test_a_broken_link_whose_end_waits_is_told_before_the_next_one() -> None:
     run(scenario())
 
 
-def test_a_strangers_payload_waits_for_its_turn() -> None:
-    """Eight strangers, each within its budget, stopped a run by payloads of a byte, which came before all."""
+@pytest.mark.parametrize("seated", [False, True])
+def test_payloads_are_handled_in_turn(seated: bool) -> None:
+    """Strangers that sent gradients of a byte, within their budgets, stopped a run for as long as they
+    came."""
 
     async def scenario() -> None:
-        accept, told = accepting()
+        accept, told = accepting(seated)
         link = accept("peer")
-        link.brings(encode(Ping(1, 0)), None)
-        link.brings(encode(Ping(2, 0)), cast(Any, SimpleNamespace(data=b"")))
-        assert kinds(told) == [LinkUp]
-        while len(told) < 3:
+        gradient = encode(Backward(Fence(1, 1, 300, "0" * 64, 1), 0))
+        for _ in range(WAITING_MESSAGES):
+            link.brings(gradient, Blob("uint8", (1,), bytearray(1)))
+        assert [type(event) for event in told] == [LinkUp] and link.holds == [True]
+        large = accept("another")
+        large.brings(gradient, Blob("uint8", (WAITING_BYTES,), bytearray(WAITING_BYTES)))
+        assert large.holds == [True]
+        while len(told) < WAITING_MESSAGES + 3:
             await asyncio.sleep(0)
-        assert [type(event) for event in told] == [LinkUp, Received, Garbled]
+        assert link.holds == large.holds == [True, False]
+        assert Counter(map(type, told)) == {LinkUp: 2, Received: WAITING_MESSAGES + 1}
 
     run(scenario())
 

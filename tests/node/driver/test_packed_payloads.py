@@ -329,6 +329,27 @@ def test_a_peer_that_reads_none_of_the_pieces_it_asks_for_holds_little_memory() 
     asyncio.run(asyncio.wait_for(scenario(), 120.0))
 
 
+def test_payloads_wait_at_their_sender_while_messages_are_held() -> None:
+    """Payloads of a stranger that wait for their turn would fill the memory if they were read all the
+    same."""
+    piece = torch.randn(1 << 18, generator=torch.Generator().manual_seed(5)).view(torch.uint8)
+
+    async def scenario() -> None:
+        here, there = await linked()
+        there.link(OWNER).hold_messages(True)
+        for number in range(ASKED_WAITING):
+            here.links.send(OTHER.peer_id, Piece(1, 2, number), piece)
+        await asyncio.sleep(0.5)
+        assert not any(isinstance(event, ev.Received) for event in there.got)
+        there.link(OWNER).hold_messages(False)
+        sent = lambda: len([each for each in there.got if isinstance(each, ev.Received)])  # noqa: E731
+        await there.until(lambda event: sent() == ASKED_WAITING)
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120.0))
+
+
 def test_sums_for_links_that_are_gone_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that makes its link anew, again and again, gets its parts of the reduce again each time. The
     parts of others would wait for all of them to be packed."""

@@ -164,9 +164,6 @@ class Connections:
         return self._links.get(link.peer_id) is link
 
     def _arrived(self, link: Link, data: bytes, blob: Blob | None) -> None:
-        if blob is not None and self._seated(link.peer_id):
-            self._received(link, data, blob)
-            return
         size_bytes = len(data) + (0 if blob is None else memoryview(blob.data).nbytes)
         self._turns.put(link, lambda: self._received(link, data, blob), size_bytes)
 

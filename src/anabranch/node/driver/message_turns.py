@@ -1,6 +1,6 @@
 """Turns in which the messages of a peer's links are handled, so that one link's flood holds up itself.
 
-Not here: budgets and bans (`protocol.context.rate_limits_and_bans`), and members' payloads (`connections`).
+Not here: budgets and bans (`protocol.context.rate_limits_and_bans`), and unpacking (`connections`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from anabranch.protocol.context.rate_limits_and_bans import TokenBucket
 from anabranch.protocol.messages.table import Allowance
 
 #: Messages of a member's link that are handled before others'. A choice: in small runs honest links were seen
-#: to bring 450 in a second, where a microbatch takes 20 ms.
-PROMPT = Allowance(2048.0, 512.0)
+#: to bring 450 without payload in a second, where a microbatch takes 20 ms, and a fifth as many payloads.
+PROMPT = Allowance(2560.0, 640.0)
 #: Seconds for which messages are handled before the event loop does something else, and seconds for which
 #: messages of links that are not prompt wait after each second that they took. Choices: far below what a
 #: heartbeat may take, and a quarter of the loop's time.
@@ -31,9 +31,8 @@ WAITING_MESSAGES, WAITING_BYTES = 1024, 256 << 10
 
 
 class Turns:
-    """Turns of links whose messages wait to be handled, one message of each at a time, but for payloads of
-    members, which are not put here. So one that sends as many as the protocol's budgets permit holds up
-    itself, and not others.
+    """Turns of links whose messages, with payload and without, wait to be handled, one message of each at a
+    time. So one that sends as many as the protocol's budgets permit holds up itself, and not others.
 
     Links to members come first, up to PROMPT messages; what these send beyond that, and what strangers send,
     takes a part of the event loop's time (REST), however many they are. seated(peer): True if the peer is a
