@@ -36,7 +36,7 @@ TOLD = 10_000
 _sent = 0
 
 
-def _gradients(count: int) -> bytes:
+def gradients(count: int) -> bytes:
     """Frames of so many gradients in one piece: each in TLS records of its own would be cut."""
     queue = ChunkQueue(MAX_CHUNK_BYTES)
     for _ in range(count):
@@ -89,7 +89,7 @@ def run_patient_strangers(
     Parameters as for `run_guest`."""
     enter(name, log, namespace, environment)
     deed, text, _, _, host, *_ = arguments
-    payloads = _gradients(int(PER_S * EVERY_S)) if "gradients" in deed else b""
+    payloads = gradients(int(PER_S * EVERY_S)) if "gradients" in deed else b""
     os.nice(NICENESS)
     ticket = parse_ticket(text, now_s=time.time())
     GuestTransport.host = host

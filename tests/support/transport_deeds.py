@@ -18,11 +18,12 @@ from anabranch.background import background
 from anabranch.net.errors import NetError
 from anabranch.net.framing import Blob
 from anabranch.node.chaos.guests.guest_process import run_guest
-from anabranch.node.chaos.guests.member_deeds import Deed, Guest, Role, withhold
+from anabranch.node.chaos.guests.member_deeds import EVERY_S, Deed, Guest, Role, withhold
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface.events import Received, Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from support.lying_peer import LyingPeer, WorkerDeed
+from support.patient_strangers import PER_S, gradients
 
 #: Seconds for which a guest keeps its report of a reduce back, so that those of the others come first.
 KEPT_S = 0.4
@@ -196,6 +197,15 @@ def _give_for_others(peer: DrivenPeer) -> None:
             peer.begin()
 
 
+def _send_small(peer: DrivenPeer) -> None:
+    """Send the leader gradients of a byte about a step far ahead, as many as the budget permits."""
+    link = peer.links._links.get(peer.peer.ctx.log.leader)
+    if link is not None and link.bulk.writable:
+        link.bulk.write((gradients(int(PER_S * EVERY_S)),))
+        print("sent", flush=True)
+    peer.begin()
+
+
 _rng = random.Random(14)
 _asked: dict[tuple[str, int], set[int]] = {}
 
@@ -205,6 +215,7 @@ TRANSPORT_DEEDS: dict[str, Deed] = {
         Deed("sums falsely for one", Role.SERVES, _two_sums, _send_kept),
         DriverDeed("dials anew", Role.SERVES, act=_dial_anew),
         DriverDeed("pours", Role.SERVES, act=_pour),
+        DriverDeed("sends small payloads", Role.MEMBER, act=_send_small),
         Deed("answers nonsense", Role.SERVES, _answer_nonsense),
         Deed("changes fields", Role.SERVES, _mutate),
         DriverDeed(
