@@ -239,11 +239,13 @@ def test_payloads_are_handled_in_turn(seated: bool) -> None:
         assert [type(event) for event in told] == [LinkUp] and link.holds == [True]
         large = accept("another")
         large.brings(gradient, Blob("uint8", (WAITING_BYTES,), bytearray(WAITING_BYTES)))
+        assert large.holds == ([] if seated else [True])
+        large.brings(gradient, Blob("uint8", (1,), bytearray(1)))
         assert large.holds == [True]
-        while len(told) < WAITING_MESSAGES + 3:
+        while len(told) < WAITING_MESSAGES + 4:
             await asyncio.sleep(0)
         assert link.holds == large.holds == [True, False]
-        assert Counter(map(type, told)) == {LinkUp: 2, Received: WAITING_MESSAGES + 1}
+        assert Counter(map(type, told)) == {LinkUp: 2, Received: WAITING_MESSAGES + 2}
 
     run(scenario())
 

@@ -24,9 +24,10 @@ TURN_S, REST = 0.002, 3.0
 #: Longest such wait (s) after one turn. A choice: a process that is stopped for a minute in the middle of a
 #: turn does not rest for three.
 MOST_REST_S = 1.0
-#: Messages of one link, and their bytes, that wait to be handled before it is read no further. Choices: two
-#: seconds of a prompt link's, and a quarter of the largest message (which comes whole in any case), as many
-#: strangers may have such links.
+#: Messages of one link, and their bytes, that wait to be handled before it is read no further; a member's
+#: single message may have more bytes. Choices: two seconds of a prompt link's, and a quarter of the largest
+#: message without payload, as many strangers may have such links. A member's large payloads would take a
+#: quarter longer if its link were held for each of them.
 WAITING_MESSAGES, WAITING_BYTES = 1024, 256 << 10
 
 
@@ -62,7 +63,8 @@ class Turns:
         waiting = (self._members if seated else self._strangers).setdefault(link, deque())
         waiting.append((work, size_bytes))
         self._bytes[link] += size_bytes
-        if len(waiting) >= WAITING_MESSAGES or self._bytes[link] >= WAITING_BYTES:
+        much = self._bytes[link] >= WAITING_BYTES and (len(waiting) > 1 or not seated)
+        if much or len(waiting) >= WAITING_MESSAGES:
             self._hold(link)
         if self._planned is None or not self._soon:
             self._plan(seated and self._is_prompt(link))
