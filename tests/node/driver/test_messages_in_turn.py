@@ -161,6 +161,46 @@ def test_a_long_turn_of_a_stranger_is_not_followed_by_a_long_rest() -> None:
     run(scenario())
 
 
+def test_a_message_whose_handling_fails_costs_no_other_its_turn() -> None:
+    """Else the others waited until some link brought another message: for ever if all were held."""
+
+    async def scenario() -> None:
+        links, failures = Links(), list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what["exception"]))
+
+        def fails() -> None:
+            raise OSError("the disk is full")
+
+        failing = cast(Link, cast(Any, FakeLink("m2")))
+        links.turns.put(failing, fails)
+        links.bring("member", 3)
+        links.bring("stranger", 3)
+        assert len(await asyncio.wait_for(links.all_handled(), 1.0)) == 6
+        assert [str(failure) for failure in failures] == ["the disk is full"]
+
+    run(scenario())
+
+
+def test_who_becomes_a_member_while_its_messages_wait_comes_with_the_members() -> None:
+    """A joiner learns from its first log lines that who sends them is a member."""
+
+    async def scenario() -> None:
+        links, members = Links(), set[str]()
+        links.turns = Turns(lambda peer: peer in members)
+        links.bring("leader", 2, work_s=0.1)
+        while not links.handled:
+            await asyncio.sleep(0)
+        members.add("leader")
+        links.bring("leader", 100)
+        await links.all_handled()
+        numbers = [number for _, number in links.handled]
+        assert numbers == sorted(numbers), "its messages keep their order"
+        loop = asyncio.get_running_loop()
+        assert loop.time() < links.turns._rests_until, "it waited for strangers' rest"
+
+    run(scenario())
+
+
 class Ending(FakeLink):
     """Link of a peer that ends when the test says so."""
 

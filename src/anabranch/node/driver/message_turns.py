@@ -59,7 +59,9 @@ class Turns:
     def put(self, link: Link, work: Callable[[], None], size_bytes: int = 0) -> None:
         """Call `work` once it is the link's turn, and all that was put for the link before is done.
         size_bytes: of the message that it handles, with its payload."""
-        seated = link not in self._strangers and (link in self._members or self._seated(link.peer_id))
+        seated = link in self._members or self._seated(link.peer_id)
+        if seated and link in self._strangers:
+            self._members[link] = self._strangers.pop(link)  # a member since
         waiting = (self._members if seated else self._strangers).setdefault(link, deque())
         waiting.append((work, size_bytes))
         self._bytes[link] += size_bytes
@@ -108,13 +110,15 @@ class Turns:
 
     def _take(self) -> None:
         self._planned = None
-        self._serve(prompt=True)
-        began = self._loop.time()
-        if began >= self._rests_until:
-            self._serve(prompt=False)
-            now = self._loop.time()
-            self._rests_until = now + min(MOST_REST_S, REST * (now - began))
-        self._plan(any(map(self._is_prompt, self._members)))
+        try:
+            self._serve(prompt=True)
+            began = self._loop.time()
+            if began >= self._rests_until:
+                self._serve(prompt=False)
+                now = self._loop.time()
+                self._rests_until = now + min(MOST_REST_S, REST * (now - began))
+        finally:  # the handling of a message may have failed
+            self._plan(any(map(self._is_prompt, self._members)))
 
     def _serve(self, prompt: bool) -> None:
         """Handle messages of links that are prompt, or of the others, for TURN_S seconds."""
