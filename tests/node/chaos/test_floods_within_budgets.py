@@ -68,7 +68,7 @@ def test_gradients_for_others_that_overflow(
 def test_members_that_send_small_payloads(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Members send the leader nearly as many as their budget permits, and what they owe the step waits
     behind it. On two cores the run takes 1.0 steps a second beside four and 0.6 beside eight; before members'
-    payloads were handled in turn it took 2.6 beside four and none beside eight."""
+    payloads were handled in turn it took 2.6 beside four, and fewer than 15 in two minutes beside eight."""
     with hostile_run(tmp_path / "run", small_run(texts, **ENDLESS), supervisor) as hostile:
         hostile.target = run_transport_guest
         guests = [hostile.invite("sends small payloads", 1 + number % 2) for number in range(4)]
